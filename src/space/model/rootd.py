@@ -1,0 +1,70 @@
+"""rootd's typed operations: the real privilege boundary. No path, argv or environment ever comes from the caller.
+
+One operation is one SEQPACKET message (JSON object: `op` and the record's fields) from the node, answered by one (JSON
+object: `ok` and fields, or `error`, `code`, `message`), with descriptors
+beside it where said. Every operation is idempotent by (sandbox, generation).
+
+| op | record | answer |
+|---|---|---|
+| describe | Describe | slots: [int], sandboxes: [{sandbox, generation, slot, alive}] |
+| create_slot | SlotOp | namespace with TAP and ruleset (read back) |
+| destroy_slot | SlotOp | refused (`conflict`) while a VMM of it lives |
+| create_sandbox | CreateSandbox | directory, reflinked disk of that size, cgroups |
+| start_vmm | StartVmm | pidfd as descriptor; sockets in Instance.vm_run() listen before the answer |
+| adopt_vmm | SandboxOp | alive, and a pidfd as descriptor if alive |
+| kill_vmm | SandboxOp | everything in the sandbox's cgroup is sent SIGKILL; returns at once |
+| destroy_sandbox | SandboxOp | refused (`conflict`) while the VMM lives; files, sockets, cgroups gone after |
+| usage | SandboxOp | memory_bytes, cpu_usec of the sandbox's cgroup |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """What of this instance is on the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotOp:
+    """A slot by number."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxOp:
+    """A sandbox of one generation."""
+
+    sandbox: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class CreateSandbox:
+    """Files and cgroup of a sandbox.
+
+    template: digest. disk_mib: at least the template's size, at most 1 TiB. memory_mib: guest memory, for the cgroup's limit.
+    """
+
+    sandbox: str
+    generation: int
+    slot: int
+    template: str
+    disk_mib: int
+    memory_mib: int
+    cpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartVmm:
+    """Boot it: kernel, initramfs and VMM are those of the sandbox's template. accelerator: `tcg` or `kvm`."""
+
+    sandbox: str
+    generation: int
+    accelerator: str
+
+
+Operation = Describe | SlotOp | SandboxOp | CreateSandbox | StartVmm

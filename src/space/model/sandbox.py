@@ -1,0 +1,83 @@
+"""What a sandbox is to everybody outside: its specification, its phase, its record, the result of a command.
+
+    Phase   requested -> preparing -> running <-> paused
+            any -> deleting -> gone ; any -> failed(reason)
+
+The further phases of the architecture (suspended, waking, stopped, starting) are reserved and not reached yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+MIB = 1 << 20
+
+DEFAULT_TEMPLATE = "base"
+DEFAULT_CPUS = 1
+DEFAULT_MEMORY_MIB = 512
+DEFAULT_DISK_MIB = 2048
+DEFAULT_TTL_SECONDS = 3600
+MAX_STDIN = 16 * MIB
+
+
+class Phase(StrEnum):
+    """Where a sandbox is in its life."""
+
+    REQUESTED = "requested"
+    PREPARING = "preparing"
+    RUNNING = "running"
+    PAUSED = "paused"
+    DELETING = "deleting"
+    GONE = "gone"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """What was asked for. cpus: whole virtual CPUs. memory, disk: MiB. ttl_seconds: from creation on."""
+
+    template: str = DEFAULT_TEMPLATE
+    cpus: int = DEFAULT_CPUS
+    memory_mib: int = DEFAULT_MEMORY_MIB
+    disk_mib: int = DEFAULT_DISK_MIB
+    env: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    ttl_seconds: int = DEFAULT_TTL_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxInfo:
+    """A sandbox as the API shows it. Times are UNIX seconds; `revision` grows with every change."""
+
+    id: str
+    phase: Phase
+    spec: SandboxSpec
+    created_at: float
+    expires_at: float
+    revision: int
+    isolation: str
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """A command. argv: at least the program. cwd: absolute, or None for the user's home. timeout_ms: None for no limit."""
+
+    argv: tuple[str, ...]
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: str | None = None
+    timeout_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """How a process ended: exactly one of `code` (0 to 255) and `signal` (1 to 64) is set."""
+
+    code: int | None
+    signal: int | None
+    oom_killed: bool
+    timed_out: bool
+    wall_ms: int
