@@ -1,0 +1,90 @@
+"""Admission: which sandboxes a machine takes, and whose boot is next. Values in, values out.
+
+A sandbox takes its memory and its place at once, or is refused at once: waiting for memory would mean waiting for somebody
+else's deletion, and nobody promises one. Boots take turns, first come first served, because more at a time only make each
+slower; the queue of boots is bounded, and every waiter has its own deadline (held by the caller).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+# A VMM's own memory beside the guest's: translated code (32 MiB) and 48 MiB for the process, as its cgroup's limit has it.
+VMM_OVERHEAD_MIB = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a machine has. memory_mib: for guests and their VMMs. queue: boots that may wait."""
+
+    memory_mib: int
+    sandboxes: int
+    boots: int
+    queue: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """It does not fit now; why, with values."""
+
+    why: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Who is in. held: memory of each sandbox, overhead included; booting and waiting: whose boot goes on, whose comes."""
+
+    capacity: Capacity
+    held: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    booting: frozenset[str] = frozenset()
+    waiting: tuple[str, ...] = ()
+
+    @property
+    def memory_mib(self) -> int:
+        """Memory that is taken."""
+        return sum(self.held.values())
+
+    def ask(self, sandbox: str, guest_mib: int) -> Admission | NoRoom:
+        """A new sandbox that wants to boot: in, and booting or in the queue; or no room. One that is in already changes nothing."""
+        if sandbox in self.held:
+            return self
+        capacity = self.capacity
+        if len(self.held) >= capacity.sandboxes:
+            return NoRoom(f"this machine runs {len(self.held)} sandboxes, as many as it may", "delete one, or raise max_sandboxes")
+        wanted = guest_mib + VMM_OVERHEAD_MIB
+        free = capacity.memory_mib - self.memory_mib
+        if wanted > free:
+            return NoRoom(
+                f"it needs {wanted} MiB ({guest_mib} for the guest) and {max(free, 0)} of {capacity.memory_mib} MiB are free",
+                "ask for less memory, or delete a sandbox",
+            )
+        if len(self.booting) >= capacity.boots and len(self.waiting) >= capacity.queue:
+            return NoRoom(f"{len(self.booting)} sandboxes boot and {len(self.waiting)} wait for it", "try again in a few seconds")
+        held = MappingProxyType({**self.held, sandbox: wanted})
+        return replace(self, held=held, waiting=(*self.waiting, sandbox))._advance()
+
+    def adopted(self, sandbox: str, guest_mib: int) -> Admission:
+        """A sandbox that runs already: counted, even beyond the capacity (it is there)."""
+        return replace(self, held=MappingProxyType({**self.held, sandbox: guest_mib + VMM_OVERHEAD_MIB}))
+
+    def booted(self, sandbox: str) -> Admission:
+        """Its boot is over, well or not; the next ones begin."""
+        return replace(
+            self,
+            booting=self.booting - {sandbox},
+            waiting=tuple(other for other in self.waiting if other != sandbox),
+        )._advance()
+
+    def left(self, sandbox: str) -> Admission:
+        """It holds no compute any more; idempotent."""
+        held = MappingProxyType({name: memory for name, memory in self.held.items() if name != sandbox})
+        return replace(self, held=held).booted(sandbox)
+
+    def _advance(self) -> Admission:
+        room = self.capacity.boots - len(self.booting)
+        if room <= 0 or not self.waiting:
+            return self
+        return replace(self, booting=self.booting | set(self.waiting[:room]), waiting=self.waiting[room:])
