@@ -1,0 +1,127 @@
+"""The plan of one VMM: QEMU's command line, the guest kernel's, and the limits of the process around it. Pure.
+
+Everything that QEMU uses comes by descriptor, except the kernel and the initramfs: its ELF loader opens a plain path (no
+`/dev/fdset`), and there is no /proc in the jail for `/proc/self/fd`. These two are bound into the jail, read-only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from space.core.plan.ruleset import GUEST_MAC
+
+BINARY: Final = "/usr/bin/qemu-system-x86_64"
+FIRMWARE: Final = "/usr/share/qemu"
+KERNEL: Final = "/tmp/kernel"  # noqa: S108 (the jail's own /tmp, a read-only tmpfs that holds these two)
+INITRAMFS: Final = "/tmp/initramfs"  # noqa: S108
+
+TRANSLATION_MIB: Final = 32  # QEMU's default is 1 GiB outside of the guest's memory; at 32 a boot was measured no slower
+# What QEMU itself needs beside guest memory and translation buffer: its heap, its stacks, the page tables of the mapping
+# and the cgroup's batches.
+SLACK_MIB: Final = 48
+# Threads beside the vCPUs: main loop, RCU, and the 64 of the pool for disk requests, with some room.
+_THREADS: Final = 96
+_CPU_PERIOD_USEC: Final = 100_000
+
+GUEST_ADDRESS: Final = "10.0.0.2/30"
+GATEWAY: Final = "10.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """The numbers under which the VMM finds what it was given."""
+
+    qmp: int
+    control: int
+    bulk: int
+    serial: int
+    disk: int
+    tap: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One microVM. accelerator: `tcg` or `kvm`. tsc_khz: the host's, for emulation."""
+
+    cpus: int
+    memory_mib: int
+    accelerator: str
+    tsc_khz: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the cgroup allows one sandbox. cpu_quota_usec is for a period of cpu_period_usec."""
+
+    memory_bytes: int
+    pids: int
+    cpu_quota_usec: int
+    cpu_period_usec: int
+
+
+def limits(cpus: int, memory_mib: int) -> Limits:
+    """The limits of a sandbox's cgroup.
+
+    Memory: guest, translation buffer and slack. CPU: what the guest was promised, and half a processor for the devices,
+    whose thread would otherwise be held back by a guest that computes.
+    """
+    return Limits(
+        memory_bytes=(memory_mib + TRANSLATION_MIB + SLACK_MIB) << 20,
+        pids=cpus + _THREADS,
+        cpu_quota_usec=cpus * _CPU_PERIOD_USEC + _CPU_PERIOD_USEC // 2,
+        cpu_period_usec=_CPU_PERIOD_USEC,
+    )
+
+
+def kernel_arguments(machine: Machine) -> str:
+    """The guest kernel's command line.
+
+    Without `tsc_early_khz` every second emulated boot hangs in the calibration of the clock. Under KVM the guest asks the
+    host for the frequency, and a figure from /proc/cpuinfo could only be worse.
+    """
+    words = ["console=ttyS0", "quiet", "panic=-1", "mitigations=off", "no_timer_check"]
+    if machine.accelerator == "tcg":
+        words.append(f"tsc_early_khz={machine.tsc_khz}")
+    words += ["space.root=/dev/vda", f"space.ip={GUEST_ADDRESS}", f"space.gateway={GATEWAY}"]
+    return " ".join(words)
+
+
+def qemu_argv(machine: Machine, fds: Descriptors) -> list[str]:
+    """QEMU's command line; ValueError for an accelerator that is neither tcg nor kvm."""
+    if machine.accelerator == "tcg":
+        accelerator = ["-accel", f"tcg,thread=multi,tb-size={TRANSLATION_MIB}", "-cpu", "max"]
+    elif machine.accelerator == "kvm":
+        accelerator = ["-accel", "kvm", "-cpu", "host"]
+    else:
+        raise ValueError(f"no such accelerator: {machine.accelerator!r}")
+    return [
+        BINARY,
+        *("-L", FIRMWARE),
+        *("-nodefaults", "-no-user-config", "-no-reboot"),
+        *("-display", "none"),
+        # ACPI stays on: Debian's kernel is built without virtio devices on its command line, it finds them by ACPI only
+        *("-M", "microvm,rtc=on"),
+        *accelerator,
+        *("-m", f"{machine.memory_mib}M"),
+        *("-smp", str(machine.cpus)),
+        *("-kernel", KERNEL, "-initrd", INITRAMFS),
+        *("-append", kernel_arguments(machine)),
+        *("-chardev", _listener("qmp", fds.qmp), "-mon", "chardev=qmp,mode=control"),
+        *("-chardev", _listener("serial", fds.serial), "-serial", "chardev:serial"),
+        *("-device", "virtio-serial-device,max_ports=3"),  # port 0 is the console's
+        *("-chardev", _listener("control", fds.control), "-device", "virtserialport,chardev=control,name=space.control,nr=1"),
+        *("-chardev", _listener("bulk", fds.bulk), "-device", "virtserialport,chardev=bulk,name=space.bulk,nr=2"),
+        *("-add-fd", f"fd={fds.disk},set=1"),
+        *("-blockdev", "driver=raw,node-name=disk,discard=unmap,file.driver=file,file.filename=/dev/fdset/1,file.discard=unmap"),
+        *("-device", "virtio-blk-device,drive=disk"),
+        *("-netdev", f"tap,id=network,fd={fds.tap},vhost=off"),
+        *("-device", f"virtio-net-device,netdev=network,mac={GUEST_MAC}"),
+        *("-device", "virtio-rng-device"),
+        *("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"),
+    ]
+
+
+def _listener(name: str, fd: int) -> str:
+    # a listening socket, not a connected one: a node that died can connect again
+    return f"socket,id={name},fd={fd},server=on,wait=off"

@@ -1,0 +1,121 @@
+"""The kernel's words that Python 3.11 does not have: one short function for each system call. x86-64 and aarch64.
+
+Every failure is an OSError with the kernel's errno. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import struct
+
+CLONE_NEWNS = 0x0002_0000
+CLONE_NEWUTS = 0x0400_0000
+CLONE_NEWIPC = 0x0800_0000
+CLONE_NEWPID = 0x2000_0000
+CLONE_NEWNET = 0x4000_0000
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
+MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
+
+RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 0x02, 0x04, 0x08
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_READ, PR_CAPBSET_DROP = 1, 4, 23, 24
+PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 36, 38, 47, 4
+
+NSFS_MAGIC = 0x6E73_6673
+CGROUP2_MAGIC = 0x6367_7270
+
+# The same numbers on every architecture: both calls are younger than the unified table.
+_SYS_OPENAT2 = 437
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
+_CAPABILITY_VERSION_3 = 0x2008_0522
+_FICLONE = 0x4004_9409
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+    return result
+
+
+def openat2(directory: int, path: str, flags: int, *, mode: int = 0, resolve: int = 0) -> int:
+    """Open `path` below the descriptor `directory`; `resolve` restricts how names are followed. Always close-on-exec."""
+    how = struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, resolve)
+    arguments = (ctypes.c_long(_SYS_OPENAT2), ctypes.c_int(directory), os.fsencode(path), how, ctypes.c_size_t(len(how)))
+    return _checked(_libc.syscall(*arguments), f"openat2 {path}")
+
+
+def unshare(flags: int) -> None:
+    """Leave namespaces for new ones (of the calling thread; for CLONE_NEWPID, of its next children)."""
+    _checked(_libc.unshare(ctypes.c_int(flags)), f"unshare {flags:#x}")
+
+
+def setns(descriptor: int, kind: int) -> None:
+    """Enter a namespace."""
+    _checked(_libc.setns(ctypes.c_int(descriptor), ctypes.c_int(kind)), f"setns {kind:#x}")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
+    """Mount something, bind it elsewhere, or change how it is mounted."""
+    encoded = None if kind is None else kind.encode()
+    _checked(
+        _libc.mount(os.fsencode(source), os.fsencode(target), encoded, ctypes.c_ulong(flags), data.encode()),
+        f"mount {source} on {target}",
+    )
+
+
+def umount2(target: str, flags: int = 0) -> None:
+    """Unmount; never follows a symbolic link in the last part."""
+    _checked(_libc.umount2(os.fsencode(target), ctypes.c_int(flags | UMOUNT_NOFOLLOW)), f"umount {target}")
+
+
+def pivot_root(new: str, old: str) -> None:
+    """Make `new` the root of this mount namespace and put the old one on `old`."""
+    _checked(_libc.syscall(ctypes.c_long(_SYS_PIVOT_ROOT[os.uname().machine]), os.fsencode(new), os.fsencode(old)), f"pivot_root {new}")
+
+
+def prctl(option: int, argument: int = 0, third: int = 0) -> int:
+    """An operation on this process, with up to two arguments."""
+    rest = (ctypes.c_ulong(argument), ctypes.c_ulong(third), ctypes.c_ulong(0), ctypes.c_ulong(0))
+    return _checked(_libc.prctl(ctypes.c_int(option), *rest), f"prctl {option}")
+
+
+def drop_capabilities() -> None:
+    """Empty the effective, permitted and inheritable sets of this thread."""
+    header, sets = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24)
+    _checked(_libc.syscall(ctypes.c_long(_SYS_CAPSET[os.uname().machine]), header, sets), "capset")
+
+
+def drop_bounding_set() -> None:
+    """Empty the bounding and the ambient set; needs CAP_SETPCAP."""
+    for capability in range(64):
+        try:
+            prctl(PR_CAPBSET_DROP, capability)
+        except OSError:  # EINVAL: this kernel has no more of them
+            break
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
+
+
+def sethostname(name: str) -> None:
+    """The host name of this UTS namespace."""
+    _checked(_libc.sethostname(name.encode(), ctypes.c_size_t(len(name))), "sethostname")
+
+
+def reflink(source: int, target: int) -> None:
+    """Make the file `target` share all blocks of `source` (FICLONE)."""
+    fcntl.ioctl(target, _FICLONE, source)
+
+
+def filesystem_magic(path: str) -> int:
+    """The kind of file system behind a path (statfs's f_type)."""
+    buffer = ctypes.create_string_buffer(256)
+    _checked(_libc.statfs(os.fsencode(path), buffer), f"statfs {path}")
+    return int(struct.unpack_from("=q", buffer)[0]) & 0xFFFF_FFFF
