@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import tomllib
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from space.model.errors import InvalidArgument
+from space.config.instance import Instance
+from space.model.errors import InvalidArgument, Unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,28 @@ def load(path: Path, overrides: dict[str, str] | None = None) -> Settings:
         if key not in known:
             raise InvalidArgument(f"unknown setting {key!r}", hint="known: " + ", ".join(sorted(known)))
         settings = _set(settings, key, _parse(key, text), where="--set")
+    return _checked(settings)
+
+
+def save_effective(instance: Instance, settings: Settings) -> None:
+    """Write what this run of the instance goes by, for its services to read. It holds no secret, only paths of them."""
+    staged = instance.run / f".settings.json.{os.getpid()}"
+    staged.write_text(json.dumps(asdict(settings), indent=1, sort_keys=True) + "\n")
+    staged.chmod(0o644)
+    staged.rename(instance.run / "settings.json")
+
+
+def load_effective(instance: Instance) -> Settings:
+    """What serve wrote; Unavailable when the instance was never served since the run directory was made."""
+    path = instance.run / "settings.json"
+    try:
+        values = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise Unavailable(f"{path} is not there: instance {instance.name} is not served", hint=f"space serve --instance {instance.name}") from None
+    settings = Settings()
+    for key, value in values.items():
+        if value is not None:
+            settings = _set(settings, key, value, where=str(path))
     return _checked(settings)
 
 

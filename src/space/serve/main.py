@@ -1,0 +1,198 @@
+"""`space serve`: bind the sockets of an instance, start rootd, node and control under their uids, keep them running.
+
+Root, and small for that: it parses nothing that anybody sends, and keeps no state but records of what it started. When it
+dies the others go on, and the next one adopts them. When it is told to stop it stops them, control first; the sandboxes
+run on and the next serve's node adopts them (`--ephemeral`, of private instances: everything is removed instead).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+
+from space.config import settings as config
+from space.config.instance import SETTINGS_ROOT, Instance, claim
+from space.host import syscalls
+from space.model.errors import Internal, InvalidArgument, SpaceError
+from space.serve import kernel, layout, records, runtime
+from space.serve.service import Command, Process, Role, module_command
+from space.serve.supervisor import Supervisor
+
+DEFAULT_INSTANCE = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A parsed command line. parent_fd: a socket to whom a private instance belongs: told once, and its closing ends us."""
+
+    instance: str
+    overrides: dict[str, str]
+    ephemeral: bool
+    dev: bool
+    parent_fd: int | None
+
+
+def parse(argv: Sequence[str] | None) -> Request:
+    """The command line; exits with status 2 on a wrong one, as argparse does."""
+    parser = argparse.ArgumentParser(prog="space serve", description="Run the server of an instance (as root).")
+    parser.add_argument("--instance", default=DEFAULT_INSTANCE, help="which instance (default: %(default)s)")
+    parser.add_argument("--set", dest="sets", action="append", default=[], metavar="KEY=VALUE", help="override a setting of its file")
+    parser.add_argument("--ephemeral", action="store_true", help="remove the instance, sandboxes included, at the end")
+    parser.add_argument("--dev", action="store_true", help="let the services run from a checkout")
+    parser.add_argument("--parent-fd", type=int, help=argparse.SUPPRESS)
+    parsed = parser.parse_args(argv)
+    overrides = {}
+    for text in parsed.sets:
+        key, found, value = text.partition("=")
+        if not found:
+            parser.error(f"--set wants KEY=VALUE, not {text!r}")
+        overrides[key] = value
+    return Request(parsed.instance, overrides, parsed.ephemeral, parsed.dev, parsed.parent_fd)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; the exit status."""
+    request = parse(argv)
+    try:
+        serve(request)
+    except SpaceError as error:
+        say(str(error))
+        if request.parent_fd is not None:
+            with suppress(OSError):
+                os.write(request.parent_fd, json.dumps({"error": error.code, "message": error.message, "hint": error.hint}).encode() + b"\n")
+        return 1
+    return 0
+
+
+def serve(request: Request, command: Command | None = None) -> None:
+    """The whole run of one serve. `command` is an argument so that tests can start small services."""
+    if os.geteuid() != 0:
+        raise InvalidArgument(f"space serve wants root, not uid {os.geteuid()}", hint="it starts each service under a uid of its own")
+    if not request.dev:
+        for objection in filter(None, map(runtime.objection, runtime.locations())):
+            raise InvalidArgument(f"services do not run from here: {objection}", hint="`make setup` installs a runtime; --dev permits this one")
+    settings = config.load(SETTINGS_ROOT / f"{request.instance}.toml", request.overrides)
+    _ensure_storage()
+    instance = claim(request.instance)
+    with ExitStack() as undo:
+        layout.make_directories(instance)
+        undo.callback(os.close, layout.lock(instance))
+        if request.ephemeral:
+            undo.callback(_remove, instance)
+            (instance.data / "ephemeral").touch(mode=0o600)  # whoever finds it unlocked may remove it
+        config.save_effective(instance, settings)
+        syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # orphaned VMMs and helpers end up here and are reaped
+        run(instance, settings, request, command or module_command(instance.name))
+
+
+def run(instance: Instance, settings: config.Settings, request: Request, command: Command) -> None:
+    """Adopt or start the services of a locked instance, watch them, stop them."""
+    # How long each may take to end: control lets requests in flight finish, the node closes its ledger.
+    roles = [Role("rootd", 0, 5), Role("node", instance.node_uid, 10), Role("control", instance.control_uid, 10)]
+    build = runtime.build(repr(settings))
+    boot = kernel.boot_id()
+    adopted = _adopt(instance, roles, build)
+    with ExitStack() as undo:
+        listeners = {role.name: _listener(instance, role, settings, adopted.get(role.name)) for role in roles}
+        for listener in listeners.values():
+            undo.enter_context(listener)
+
+        def changed(running: Sequence[Process]) -> None:
+            records.save(instance.services, (records.Record(each.role.name, each.pid, each.started, boot, build) for each in running))
+
+        supervisor = Supervisor(
+            roles, command=command, listeners=listeners, log=lambda role: instance.log / f"{role}.log", changed=changed, say=say
+        )
+        undo.callback(supervisor.close)
+        if request.parent_fd is not None:
+            supervisor.stop_at_hangup(request.parent_fd, "the one who started it is gone")
+        for process in adopted.values():
+            supervisor.adopt(process)
+        if adopted:
+            say("adopted " + ", ".join(f"{name} (pid {process.pid})" for name, process in adopted.items()))
+        undo.callback(instance.endpoint.unlink, missing_ok=True)
+        undo.callback(supervisor.stop_all)
+        if supervisor.start_missing():
+            endpoint = _announce(instance, settings, listeners["control"], supervisor.note("node"))
+            if request.parent_fd is not None:
+                os.write(request.parent_fd, json.dumps(endpoint).encode() + b"\n")
+            say(f"stopping: {supervisor.run()}")
+    _farewell(instance, ephemeral=request.ephemeral)
+
+
+def _adopt(instance: Instance, roles: Sequence[Role], build: str) -> dict[str, Process]:
+    """The services that an earlier serve left running; those of another runtime or other settings are stopped instead."""
+    from space.serve.service import stop
+
+    by_name = {role.name: role for role in roles}
+    adopted: dict[str, Process] = {}
+    for record in reversed(records.load(instance.services)):
+        role = by_name.get(record.role)
+        process = records.attach(record, role) if role is not None else None
+        if process is None:
+            continue
+        if record.build == build:
+            adopted[record.role] = process
+        else:
+            say(f"{record.role} (pid {process.pid}) runs with another runtime or other settings: {stop(process)}")
+            process.close()
+    return adopted
+
+
+def _listener(instance: Instance, role: Role, settings: config.Settings, holder: Process | None) -> socket.socket:
+    """The role's listener: the one that an adopted service holds, so that no waiting connection is lost, else a new one."""
+    from space.serve.service import LISTEN_FD
+
+    if holder is not None:
+        try:
+            return socket.socket(fileno=kernel.fetch_descriptor(holder.pidfd, LISTEN_FD))
+        except OSError as error:
+            raise Internal(f"cannot take over the listener of {role.name} (pid {holder.pid}): {error}", hint="end that process") from error
+    return layout.listen(instance, role.name, settings)
+
+
+def _announce(instance: Instance, settings: config.Settings, listener: socket.socket, isolation: str) -> dict[str, object]:
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if settings.tls_certificate else "http"
+    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    endpoint = {"instance": instance.name, "url": url, "pid": os.getpid(), "admin_key": str(instance.admin_key)}
+    staged = instance.run / f".endpoint.json.{os.getpid()}"
+    staged.write_text(json.dumps(endpoint) + "\n")
+    staged.chmod(0o644)
+    staged.rename(instance.endpoint)
+    say(f"{url}, isolation: {isolation or 'see doctor'}, key in {instance.admin_key}")
+    return endpoint
+
+
+def _ensure_storage() -> None:
+    from space.setup.storage import ensure
+
+    ensure()
+
+
+def _remove(instance: Instance) -> None:
+    from space.serve.remove import remove, remove_abandoned
+
+    remove(instance)
+    remove_abandoned(instance.data_root, instance.run_root)
+
+
+def _farewell(instance: Instance, *, ephemeral: bool) -> None:
+    left = sum(1 for entry in instance.sandboxes.iterdir() if entry.is_dir()) if instance.sandboxes.is_dir() else 0
+    if left and not ephemeral:
+        say(f"{left} sandboxes keep running for the next serve (space clean --instance {instance.name} ends them)")
+
+
+def say(sentence: str) -> None:
+    """One line for the operator."""
+    print(f"space serve: {sentence}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""One service process: what it is, how it is started under its uid, how it is stopped.
+
+A service is `<python> -I -m space.<role>.server --instance NAME --listen-fd N --ready-fd N`. It inherits its listener, a
+pipe on which it says that it is ready, its log, and nothing else: no descriptor, no environment, no terminal, no way back
+to root. It outlives its supervisor on purpose: sandboxes and requests go on while serve is replaced.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from space.host import syscalls
+from space.serve import kernel
+
+_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+_OPEN_FILES = 65_536
+LISTEN_FD, READY_FD = 3, 4
+_LOG_LIMIT = 8 << 20
+
+Command = Callable[["Role", int, int], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A service. uid: also its gid; 0 keeps root's capabilities. stop_seconds: how long it may take to end when asked."""
+
+    name: str
+    uid: int
+    stop_seconds: float
+
+
+@dataclass(slots=True)
+class Process:
+    """A running service. ready: the read end of its pipe, None once it is ready (or was adopted)."""
+
+    role: Role
+    pid: int
+    pidfd: int
+    started: int
+    ready: int | None
+
+    def close(self) -> None:
+        """Let go of the descriptors."""
+        for descriptor in (self.pidfd, self.ready):
+            if descriptor is not None:
+                os.close(descriptor)
+        self.ready = None
+
+
+def module_command(instance: str) -> Command:
+    """The command line of the real services, by the interpreter that runs this."""
+
+    def command(role: Role, listen_fd: int, ready_fd: int) -> list[str]:
+        return [
+            sys.executable, "-I", "-m", f"space.{role.name}.server",
+            "--instance", instance, "--listen-fd", str(listen_fd), "--ready-fd", str(ready_fd),
+        ]  # fmt: skip
+
+    return command
+
+
+def start(role: Role, command: Command, listener: socket.socket, log: Path) -> Process:
+    """Start it; it is not ready yet. OSError when the process cannot be made."""
+    ready_read, ready_write = os.pipe2(os.O_CLOEXEC)
+    log_fd = _open_log(log)
+    argv = command(role, LISTEN_FD, READY_FD)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become(role, argv, listener.fileno(), ready_write, log_fd)
+    except BaseException:
+        os.close(ready_read)
+        raise
+    finally:
+        os.close(ready_write)
+        os.close(log_fd)
+    # The child is ours and unreaped: its pid cannot mean anybody else yet.
+    return Process(role, pid, os.pidfd_open(pid), kernel.start_time(pid) or 0, ready_read)
+
+
+def _become(role: Role, argv: list[str], listener: int, ready: int, log: int) -> None:
+    """In the child: become the service. Never returns."""
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        _arrange_descriptors(listener, ready, log)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        # A container may withhold CAP_SYS_RESOURCE: then the limit that we were given is what there is.
+        files = min(_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+        os.chdir("/")
+        os.umask(0o022 if role.uid == 0 else 0o077)
+        if role.uid != 0:
+            syscalls.drop_bounding_set()
+            os.setgroups([])
+            os.setresgid(role.uid, role.uid, role.uid)
+            os.setresuid(role.uid, role.uid, role.uid)
+            syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+        os.execve(argv[0], argv, _ENVIRONMENT)  # noqa: S606 - the one door for services; a list, an environment from nothing
+    except BaseException as error:  # noqa: BLE001 - whatever it is, this fork must not run the parent's code
+        os.write(2, f"cannot become {role.name}: {error}\n".encode())
+    finally:
+        os._exit(127)
+
+
+def _arrange_descriptors(listener: int, ready: int, log: int) -> None:
+    # First out of the way, so that no target is one of the sources.
+    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 64) for descriptor in (listener, ready, log)]
+    null = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(high[2], 1)
+    os.dup2(high[2], 2)
+    os.dup2(high[0], LISTEN_FD)
+    os.dup2(high[1], READY_FD)
+    os.closerange(READY_FD + 1, 1 << 20)
+
+
+def _open_log(log: Path) -> int:
+    with suppress(FileNotFoundError):
+        if log.stat().st_size > _LOG_LIMIT:
+            log.rename(log.with_suffix(".log.1"))
+    return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def log_tail(log: Path, size: int = 2000) -> str:
+    """The end of a log, for an error's words."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - size))
+            return file.read().decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def ended(process: Process, timeout: float | None = 0) -> bool:
+    """Whether it has ended, waiting up to `timeout` seconds (None: for ever) for that."""
+    poll = select.poll()
+    poll.register(process.pidfd, select.POLLIN)
+    return bool(poll.poll(None if timeout is None else timeout * 1000))
+
+
+def stop(process: Process) -> str:
+    """Ask, wait, kill, wait; how it went, in words. The caller reaps."""
+    try:
+        signal.pidfd_send_signal(process.pidfd, signal.SIGTERM)
+    except ProcessLookupError:
+        return "had ended"
+    if ended(process, process.role.stop_seconds):
+        return "stopped"
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(process.pidfd, signal.SIGKILL)
+    ended(process, None)
+    return f"killed: it did not stop within {process.role.stop_seconds:g} s"

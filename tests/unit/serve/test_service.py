@@ -1,0 +1,110 @@
+"""A service process has its uid, its two descriptors, and nothing else of ours."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from space.config.instance import Instance
+from space.config.settings import Settings
+from space.serve import kernel, layout, records
+from space.serve.service import Command, Process, Role, ended, log_tail, start, stop
+
+Commands = Callable[..., Command]
+Ask = Callable[[Path], dict[str, object]]
+
+
+def _ready(process: Process) -> bytes:
+    assert process.ready is not None
+    return os.read(process.ready, 100)
+
+
+def _reap(process: Process) -> int:
+    _, status = os.waitpid(process.pid, 0)
+    process.close()
+    return os.waitstatus_to_exitcode(status)
+
+
+def test_service_has_its_uid_no_groups_no_capability_and_no_way_to_more(instance: Instance, command: Commands, ask: Ask) -> None:
+    role = Role("node", instance.node_uid, 5)
+    secret = os.open("/dev/null", os.O_RDONLY)
+    os.set_inheritable(secret, True)
+    with layout.listen(instance, "node", Settings()) as listener:
+        process = start(role, command(), listener, instance.log / "node.log")
+        assert _ready(process) == b"isolation of node"
+        facts = ask(instance.node_socket)
+        assert stop(process) == "stopped"
+    os.close(secret)
+    assert _reap(process) == -signal.SIGTERM
+    uid = instance.node_uid
+    assert facts["uids"] == [uid] * 3
+    assert facts["gids"] == [uid] * 3
+    assert facts["groups"] == []
+    assert facts["no_new_privs"] == "1"
+    assert int(str(facts["bounding"]), 16) == 0
+    assert int(str(facts["effective"]), 16) == 0
+    assert facts["environ"] == {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+    assert facts["fds"] == [0, 1, 2, 3, 4, 5]  # 5 is the listing of the directory itself
+    assert facts["cwd"] == "/"
+    assert facts["sid"] == process.pid != os.getsid(0)
+
+
+def test_a_service_that_ignores_the_request_is_killed_and_it_is_said(instance: Instance, command: Commands) -> None:
+    with layout.listen(instance, "node", Settings()) as listener:
+        process = start(Role("node", instance.node_uid, 0.2), command({"node": "deaf"}), listener, instance.log / "node.log")
+        _ready(process)
+        assert stop(process) == "killed: it did not stop within 0.2 s"
+    assert _reap(process) == -signal.SIGKILL
+
+
+def test_the_log_keeps_what_a_dying_service_wrote(instance: Instance, command: Commands) -> None:
+    log = instance.log / "node.log"
+    with layout.listen(instance, "node", Settings()) as listener:
+        process = start(Role("node", instance.node_uid, 5), command({"node": "dies at once"}), listener, log)
+        assert _ready(process) == b""
+        assert ended(process, 10)
+    assert _reap(process) == 3
+    assert log_tail(log) == "no such luck"
+
+
+def test_a_large_log_is_set_aside_at_start(instance: Instance, command: Commands) -> None:
+    log = instance.log / "node.log"
+    log.write_bytes(b"x" * (9 << 20))
+    with layout.listen(instance, "node", Settings()) as listener:
+        process = start(Role("node", instance.node_uid, 5), command({"node": "dies at once"}), listener, log)
+        assert ended(process, 10)
+    _reap(process)
+    assert log.read_text().strip() == "no such luck"
+    assert (instance.log / "node.log.1").stat().st_size == 9 << 20
+
+
+def test_a_record_is_attached_only_to_the_very_process_it_names(instance: Instance, command: Commands) -> None:
+    role = Role("node", instance.node_uid, 5)
+    with layout.listen(instance, "node", Settings()) as listener:
+        process = start(role, command(), listener, instance.log / "node.log")
+        _ready(process)
+        good = records.Record("node", process.pid, process.started, kernel.boot_id(), "b")
+        records.save(instance.services, [good])
+        assert records.load(instance.services) == [good]
+        found = records.attach(good, role)
+        assert found is not None
+        assert found.pid == process.pid
+        found.close()
+        for bad in (
+            records.Record("node", process.pid, process.started + 1, good.boot, "b"),
+            records.Record("node", process.pid, process.started, "another boot", "b"),
+            records.Record("node", 2**22 - 1, process.started, good.boot, "b"),
+        ):
+            assert records.attach(bad, role) is None
+        # As the one who removes an instance does it: dead, though it is nobody's child here but ours.
+        assert records.kill_all(instance.services) == ["node"]
+    assert records.attach(good, role) is None  # a zombie is no service
+    assert _reap(process) == -signal.SIGKILL
+
+
+def test_a_services_file_of_nonsense_is_no_record(instance: Instance) -> None:
+    for text in ("", "[{}]", '[{"role": "node"}]', "{", "7"):
+        instance.services.write_text(text)
+        assert records.load(instance.services) == []
