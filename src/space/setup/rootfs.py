@@ -1,0 +1,107 @@
+"""The base template's root disk: a minimal Debian 12 for agents, made from the distribution's signed packages.
+
+mmdebstrap fetches through this machine's own apt sources and settings and runs no code of ours. What belongs to this machine
+(mirror, proxy, resolver, host name, certificates) is taken out or never gets in: downloads are made by the host's apt, so the
+host's CA certificates count there and only Debian's own ca-certificates package lies in the guest.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+from space.config.artefacts import Store
+from space.setup import apt, command, inputs, shelf
+
+PACKAGES = ("python3", "python3-pip", "python3-venv", "git", "curl", "ca-certificates", "sudo", "iproute2", "procps")
+DISK_BYTES = 2 << 30
+USER, UID = "user", 1000
+_BUILDER = 1
+_FILES = {
+    "etc/hostname": "sandbox\n",
+    "etc/hosts": "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost ip6-localhost ip6-loopback\n",
+    "etc/resolv.conf": "",
+    "etc/machine-id": "",
+    "etc/default/locale": "LANG=C.UTF-8\n",
+    # A sandbox is thrown away; the marker that keeps pip from Debian's own Python would only be in an agent's way.
+    "etc/pip.conf": "[global]\nbreak-system-packages = true\ndisable-pip-version-check = true\n",
+    "etc/sudoers.d/user": f"{USER} ALL=(ALL:ALL) NOPASSWD: ALL\n",
+}
+_MODES = {"etc/sudoers.d/user": 0o440}
+# mmdebstrap keeps the machine's apt settings in the first two; the others are logs and caches with times in them.
+_REMOVED = (
+    "etc/apt/apt.conf.d/99mmdebstrap", "etc/dpkg/dpkg.cfg.d/99mmdebstrap", "var/log/dpkg.log", "var/log/alternatives.log", "var/log/bootstrap.log",
+    "var/cache/ldconfig/aux-cache", "var/cache/debconf/config.dat-old", "var/cache/debconf/templates.dat-old", "var/lib/dpkg/status-old",
+    "etc/passwd-", "etc/group-", "etc/shadow-", "etc/gshadow-", "etc/subuid-", "etc/subgid-",
+)  # fmt: skip
+_EXAMPLE_SOURCES = "usr/share/doc/apt/examples/sources.list"
+
+
+def recipe() -> str:
+    """What is done, without which package versions are found."""
+    return inputs.of_value({
+        "kind": "rootfs", "builder": _BUILDER, "suite": apt.SUITE, "packages": PACKAGES, "files": _FILES, "bytes": DISK_BYTES, "user": [USER, UID],
+    })  # fmt: skip
+
+
+def make(store: Store, *, update: bool) -> tuple[Path, bool]:
+    """The root disk and whether it was made just now. Without `update` an earlier one of the same recipe is taken as it is."""
+    if not update and (found := shelf.newest(store.root / "rootfs", recipe())):
+        return found, False
+    sources = apt.debian_sources()
+    digest = inputs.of_value({"recipe": recipe(), "lists": apt.release_digests()})
+    final = store.path("rootfs", digest)
+    if final.is_dir():
+        final.touch()
+        return final, False
+    with shelf.staged(final) as stage:
+        tree = stage / "tree"
+        _bootstrap(tree, sources)
+        dress(tree)
+        packages = command.run(
+            ["dpkg-query", f"--admindir={tree}/var/lib/dpkg", "-W", "-f", "${Package} ${Version}\n"], what="list the template's packages"
+        ).decode()
+        _make_disk(tree, stage / "disk.img", digest)
+        shelf.remove(tree)
+        shelf.describe(stage, recipe=recipe(), suite=apt.SUITE, packages=dict(line.split(" ") for line in packages.splitlines()))
+    return final, True
+
+
+def _bootstrap(tree: Path, sources: list[apt.Source]) -> None:
+    options = [f"--aptopt={option}" for option in apt.acquire_options()]
+    command.run(
+        ["mmdebstrap", "--mode=root", "--variant=minbase", "--format=directory", "--quiet", "--dpkgopt=force-unsafe-io", *options,
+         f"--include={','.join(PACKAGES)}", apt.SUITE, tree, *(source.line for source in sources)],
+        what="make the base template's tree", hint="see the machine's apt sources and proxy; `apt-get update` must work",
+    )  # fmt: skip
+
+
+def dress(tree: Path) -> None:
+    """Turn a bootstrapped tree into an agent's machine: the account, the names, and nothing of the host's."""
+    command.run(["chroot", tree, "useradd", "-m", "-s", "/bin/bash", "-u", str(UID), "-U", USER], what="make the template's user")
+    for name in _REMOVED:
+        (tree / name).unlink(missing_ok=True)
+    for name, text in _FILES.items():
+        path = tree / name
+        path.unlink(missing_ok=True)
+        path.write_text(text)
+        path.chmod(_MODES.get(name, 0o644))
+    entries = (tree / "etc/apt/sources.list.d").glob("*")
+    for entry in entries:
+        entry.unlink()
+    example = (tree / _EXAMPLE_SOURCES).read_text() if (tree / _EXAMPLE_SOURCES).is_file() else ""
+    lines = [line.partition(" main")[0] + " main\n" for line in example.splitlines() if line.startswith("deb ")]
+    (tree / "etc/apt/sources.list").write_text("".join(lines))
+
+
+def _make_disk(tree: Path, disk: Path, digest: str) -> None:
+    """An ext4 of DISK_BYTES holding `tree`, sparse, with a journal and an identity that follows from the digest."""
+    with disk.open("xb") as file:
+        file.truncate(DISK_BYTES)
+    identity = str(uuid.UUID(hex=digest))
+    command.run(
+        ["mkfs.ext4", "-q", "-F", "-m", "0", "-L", "space", "-U", identity, "-E", f"lazy_itable_init=1,hash_seed={identity}", "-d", tree, disk],
+        what="make the base template's disk", env={"E2FSPROGS_FAKE_TIME": "1700000000"},
+    )  # fmt: skip
+    os.truncate(disk, DISK_BYTES)
