@@ -74,7 +74,9 @@ def load_effective(instance: Instance) -> Settings:
     try:
         values = json.loads(path.read_text())
     except FileNotFoundError:
-        raise Unavailable(f"{path} is not there: instance {instance.name} is not served", hint=f"space serve --instance {instance.name}") from None
+        raise Unavailable(
+            f"{path} is not there: instance {instance.name} is not served", hint=f"space serve --instance {instance.name}"
+        ) from None
     settings = Settings()
     for key, value in values.items():
         if value is not None:

@@ -99,5 +99,7 @@ def _tcp(host: str, port: int) -> socket.socket:
             listener.close()
             raise
     except OSError as error:
-        raise InvalidArgument(f"cannot listen on {host} port {port}: {error.strerror or error}", hint="--set port=N takes another") from error
+        raise InvalidArgument(
+            f"cannot listen on {host} port {port}: {error.strerror or error}", hint="--set port=N takes another"
+        ) from error
     return listener

@@ -65,7 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(str(error))
         if request.parent_fd is not None:
             with suppress(OSError):
-                os.write(request.parent_fd, json.dumps({"error": error.code, "message": error.message, "hint": error.hint}).encode() + b"\n")
+                os.write(
+                    request.parent_fd, json.dumps({"error": error.code, "message": error.message, "hint": error.hint}).encode() + b"\n"
+                )
         return 1
     return 0
 
@@ -76,7 +78,9 @@ def serve(request: Request, command: Command | None = None) -> None:
         raise InvalidArgument(f"space serve wants root, not uid {os.geteuid()}", hint="it starts each service under a uid of its own")
     if not request.dev:
         for objection in filter(None, map(runtime.objection, runtime.locations())):
-            raise InvalidArgument(f"services do not run from here: {objection}", hint="`make setup` installs a runtime; --dev permits this one")
+            raise InvalidArgument(
+                f"services do not run from here: {objection}", hint="`make setup` installs a runtime; --dev permits this one"
+            )
     settings = config.load(SETTINGS_ROOT / f"{request.instance}.toml", request.overrides)
     _ensure_storage()
     instance = claim(request.instance)

@@ -66,7 +66,14 @@ def private_instance(
         try:
             # A session of its own: the terminal's ^C is for whoever holds the block, and reaches serve as the hang-up.
             process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, pass_fds=[theirs.fileno()], cwd="/", env={}, start_new_session=True
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                pass_fds=[theirs.fileno()],
+                cwd="/",
+                env={},
+                start_new_session=True,
             )
         finally:
             theirs.close()

@@ -13,7 +13,7 @@ import pytest
 
 from space.config.instance import Instance
 from space.model.ids import instance_name
-from space.serve import layout
+from space.serve import kernel, layout
 from space.serve.service import Role
 
 PYTHON = "/usr/bin/python3"
@@ -92,6 +92,9 @@ def instance(tmp_path: Path, worker_id: str) -> Iterator[Instance]:
 
 
 def _uid(pid: int) -> int:
+    """Whose the process is; -1 for a zombie, which the machine's init (not always a prompt one) has yet to reap."""
+    if kernel.start_time(pid) is None:
+        return -1
     try:
         return os.stat(f"/proc/{pid}").st_uid
     except FileNotFoundError:

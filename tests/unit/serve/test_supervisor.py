@@ -183,9 +183,7 @@ def test_the_next_supervisor_adopts_what_runs_and_replaces_it_when_it_dies(
             during(again, kill_one)
 
 
-def test_a_hang_up_of_the_owner_is_a_reason_to_stop(
-    instance: Instance, listeners: dict[str, socket.socket], command: Commands
-) -> None:
+def test_a_hang_up_of_the_owner_is_a_reason_to_stop(instance: Instance, listeners: dict[str, socket.socket], command: Commands) -> None:
     run = Run(instance, command())
     ours, theirs = socket.socketpair()
     with run.supervised(listeners) as supervisor, theirs:

@@ -1,0 +1,172 @@
+"""One whole serve over stand-in services, as a process of its own: killed, followed by another, told to stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from space.config.instance import Instance
+from space.config.settings import Settings
+from space.serve import layout, records
+from space.serve.main import Request, parse, run
+from space.serve.service import Command
+
+Commands = Callable[..., Command]
+Ask = Callable[[Path | tuple[str, int]], dict[str, object]]
+
+
+class Serve:
+    """A forked serve, and the socket by which it knows us."""
+
+    def __init__(self, instance: Instance, settings: Settings, command: Command) -> None:
+        self.ours, theirs = socket.socketpair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            status = 1
+            try:
+                self.ours.close()
+                os.set_blocking(2, True)
+                lock = layout.lock(instance)
+                request = Request(instance.name, {}, ephemeral=False, dev=True, parent_fd=theirs.detach())
+                run(instance, settings, request, command)
+                os.close(lock)
+                status = 0
+            except BaseException:
+                traceback.print_exc(file=sys.stderr)
+            finally:
+                os._exit(status)
+        theirs.close()
+        self.pidfd = os.pidfd_open(self.pid)
+
+    def endpoint(self) -> dict[str, object]:
+        ready, _, _ = select.select([self.ours], [], [], 30)
+        assert ready, "serve did not become ready within 30 s"
+        return dict(json.loads(self.ours.recv(65536)))
+
+    def wait(self) -> int:
+        ready, _, _ = select.select([self.pidfd], [], [], 30)
+        assert ready, "serve did not end within 30 s"
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def close(self) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+        self.ours.close()
+        os.close(self.pidfd)
+
+
+@pytest.fixture
+def serve(instance: Instance, command: Commands) -> Iterator[Callable[..., Serve]]:
+    made: list[Serve] = []
+
+    def start(settings: Settings | None = None) -> Serve:
+        made.append(Serve(instance, settings or Settings(port=0), command()))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+    records.kill_all(instance.services)
+
+
+def pids(instance: Instance) -> dict[str, int]:
+    return {record.role: record.pid for record in records.load(instance.services)}
+
+
+def port_of(endpoint: dict[str, object]) -> int:
+    return int(str(endpoint["url"]).rsplit(":", 1)[1])
+
+
+def test_sigterm_stops_the_services_and_takes_the_endpoint_away(instance: Instance, serve: Callable[..., Serve], ask: Ask) -> None:
+    one = serve()
+    endpoint = one.endpoint()
+    assert json.loads(instance.endpoint.read_text()) == endpoint
+    assert endpoint["pid"] == one.pid
+    assert ask(("127.0.0.1", port_of(endpoint)))["pid"] == pids(instance)["control"]
+    os.kill(one.pid, signal.SIGTERM)
+    assert one.wait() == 0
+    assert not instance.endpoint.exists()
+
+
+def test_a_killed_serve_leaves_the_services_and_the_next_one_adopts_them(instance: Instance, serve: Callable[..., Serve], ask: Ask) -> None:
+    one = serve()
+    endpoint = one.endpoint()
+    before = pids(instance)
+    os.kill(one.pid, signal.SIGKILL)
+    assert one.wait() == -signal.SIGKILL
+    assert ask(("127.0.0.1", port_of(endpoint)))["pid"] == before["control"]  # it serves on, without a supervisor
+
+    two = serve()
+    again = two.endpoint()
+    assert again["url"] == endpoint["url"]
+    assert pids(instance) == before
+    os.kill(before["node"], signal.SIGKILL)  # not its child, and watched all the same
+    assert ask(instance.node_socket)["pid"] not in (before["node"], None)
+    assert ask(instance.rootd_socket)["pid"] == before["rootd"]
+    os.kill(two.pid, signal.SIGTERM)
+    assert two.wait() == 0
+
+
+def test_a_service_that_died_while_nobody_watched_is_started_on_a_new_listener(
+    instance: Instance, serve: Callable[..., Serve], ask: Ask
+) -> None:
+    one = serve()
+    one.endpoint()
+    before = pids(instance)
+    os.kill(one.pid, signal.SIGKILL)
+    one.wait()
+    held = os.pidfd_open(before["node"])
+    os.kill(before["node"], signal.SIGKILL)
+    assert select.select([held], [], [], 10)[0]
+    os.close(held)
+    two = serve()
+    two.endpoint()
+    after = pids(instance)
+    assert ask(instance.node_socket)["pid"] == after["node"] != before["node"]
+    assert (after["rootd"], after["control"]) == (before["rootd"], before["control"])
+
+
+def test_other_settings_replace_the_services_instead_of_adopting_them(instance: Instance, serve: Callable[..., Serve]) -> None:
+    one = serve()
+    one.endpoint()
+    before = pids(instance)
+    os.kill(one.pid, signal.SIGKILL)
+    one.wait()
+    two = serve(Settings(port=0, max_sandboxes=7))
+    two.endpoint()
+    assert not set(before.values()) & set(pids(instance).values())
+
+
+def test_the_owners_death_ends_it(instance: Instance, serve: Callable[..., Serve]) -> None:
+    one = serve()
+    one.endpoint()
+    one.ours.shutdown(socket.SHUT_RDWR)
+    assert one.wait() == 0
+
+
+def test_a_second_serve_of_the_instance_gives_up(serve: Callable[..., Serve], capfd: pytest.CaptureFixture[str]) -> None:
+    one = serve()
+    one.endpoint()
+    assert serve().wait() == 1
+    assert f"is served already, by pid {one.pid}" in capfd.readouterr().err
+
+
+def test_the_command_line() -> None:
+    assert parse([]) == Request("default", {}, ephemeral=False, dev=False, parent_fd=None)
+    assert parse(["--instance", "a", "--set", "port=0", "--set", "tls_key=/a=b"]) == Request(
+        "a", {"port": "0", "tls_key": "/a=b"}, ephemeral=False, dev=False, parent_fd=None
+    )
+    with pytest.raises(SystemExit):
+        parse(["--set", "port"])
