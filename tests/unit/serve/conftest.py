@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -87,15 +86,15 @@ def instance(tmp_path: Path, worker_id: str) -> Iterator[Instance]:
     made = Instance(instance_name("unit"), 300 + number, tmp_path / "data", tmp_path / "run")
     layout.make_directories(made)
     yield made
-    left = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _uid(pid) in made.uid_range]
+    left = [entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit() and _uid(entry) in made.uid_range]
     assert not left, f"processes of the instance's uids are left: {left}"
 
 
-def _uid(pid: int) -> int:
+def _uid(entry: Path) -> int:
     """Whose the process is; -1 for a zombie, which the machine's init (not always a prompt one) has yet to reap."""
-    if kernel.start_time(pid) is None:
+    if kernel.start_time(int(entry.name)) is None:
         return -1
     try:
-        return os.stat(f"/proc/{pid}").st_uid
+        return entry.stat().st_uid
     except FileNotFoundError:
         return -1

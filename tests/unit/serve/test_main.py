@@ -81,6 +81,14 @@ def serve(instance: Instance, command: Commands) -> Iterator[Callable[..., Serve
     records.kill_all(instance.services)
 
 
+def kill(pid: int) -> None:
+    """SIGKILL, and wait until it is dead: a dying process may still accept."""
+    held = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert select.select([held], [], [], 10)[0]
+    os.close(held)
+
+
 def pids(instance: Instance) -> dict[str, int]:
     return {record.role: record.pid for record in records.load(instance.services)}
 
@@ -112,7 +120,7 @@ def test_a_killed_serve_leaves_the_services_and_the_next_one_adopts_them(instanc
     again = two.endpoint()
     assert again["url"] == endpoint["url"]
     assert pids(instance) == before
-    os.kill(before["node"], signal.SIGKILL)  # not its child, and watched all the same
+    kill(before["node"])  # not its child, and watched all the same
     assert ask(instance.node_socket)["pid"] not in (before["node"], None)
     assert ask(instance.rootd_socket)["pid"] == before["rootd"]
     os.kill(two.pid, signal.SIGTERM)
@@ -127,10 +135,7 @@ def test_a_service_that_died_while_nobody_watched_is_started_on_a_new_listener(
     before = pids(instance)
     os.kill(one.pid, signal.SIGKILL)
     one.wait()
-    held = os.pidfd_open(before["node"])
-    os.kill(before["node"], signal.SIGKILL)
-    assert select.select([held], [], [], 10)[0]
-    os.close(held)
+    kill(before["node"])
     two = serve()
     two.endpoint()
     after = pids(instance)
