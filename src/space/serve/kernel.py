@@ -1,4 +1,4 @@
-"""What a supervisor asks of the kernel beyond `space.host`: a descriptor of another process, start times, which boot it is."""
+"""What a supervisor asks of the kernel beyond `space.host`: a descriptor of another process, which boot it is."""
 
 from __future__ import annotations
 
@@ -17,16 +17,6 @@ def fetch_descriptor(pidfd: int, number: int) -> int:
         code = ctypes.get_errno()
         raise OSError(code, f"pidfd_getfd({number}): {os.strerror(code)}")
     return found
-
-
-def start_time(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot; None when there is none, or only its zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    rest = stat[stat.rindex(b")") + 2 :].split()
-    return None if rest[0] in (b"Z", b"X") else int(rest[19])
 
 
 def boot_id() -> str:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from space.host import namespaces
 from space.serve import kernel
 from space.serve.service import Process, Role
 
@@ -48,13 +49,8 @@ def attach(record: Record, role: Role) -> Process | None:
     """The process of a record, if it still lives."""
     if record.boot != kernel.boot_id():
         return None
-    try:
-        pidfd = os.pidfd_open(record.pid)
-    except ProcessLookupError:
-        return None
-    # Only now: the pidfd holds this very process, so what is read here is said of it and not of a successor.
-    if kernel.start_time(record.pid) != record.started:
-        os.close(pidfd)
+    pidfd = namespaces.open_process(record.pid, record.started)
+    if pidfd is None:
         return None
     return Process(role, record.pid, pidfd, record.started, None)
 

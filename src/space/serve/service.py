@@ -19,8 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from space.host import syscalls
-from space.serve import kernel
+from space.host import namespaces, syscalls
 
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 _OPEN_FILES = 65_536
@@ -85,7 +84,7 @@ def start(role: Role, command: Command, listener: socket.socket, log: Path) -> P
         os.close(ready_write)
         os.close(log_fd)
     # The child is ours and unreaped: its pid cannot mean anybody else yet.
-    return Process(role, pid, os.pidfd_open(pid), kernel.start_time(pid) or 0, ready_read)
+    return Process(role, pid, os.pidfd_open(pid), namespaces.start_time(pid) or 0, ready_read)
 
 
 def _become(role: Role, argv: list[str], listener: int, ready: int, log: int) -> None:

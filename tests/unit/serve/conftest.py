@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from space.config.instance import Instance
+from space.host import namespaces
 from space.model.ids import instance_name
-from space.serve import kernel, layout
+from space.serve import layout
 from space.serve.service import Role
 
 PYTHON = "/usr/bin/python3"
@@ -92,7 +93,7 @@ def instance(tmp_path: Path, worker_id: str) -> Iterator[Instance]:
 
 def _uid(entry: Path) -> int:
     """Whose the process is; -1 for a zombie, which the machine's init (not always a prompt one) has yet to reap."""
-    if kernel.start_time(int(entry.name)) is None:
+    if namespaces.start_time(int(entry.name)) is None:
         return -1
     try:
         return entry.stat().st_uid
