@@ -10,9 +10,11 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from space.host import syscalls
 
 OUTPUT_LIMIT = 1 << 20
 _TAIL = 2000
@@ -71,6 +73,33 @@ def run(
     if status != 0:
         raise ProcessFailed(argv, status, (stderr or stdout)[-_TAIL:], _ending(status))
     return Completed(stdout, stderr)
+
+
+def forked(work: Callable[[], bytes]) -> bytes:
+    """Do `work` in a forked child, whose namespaces are then its own affair, and return what it returns (at most 32 KiB).
+
+    For single-threaded callers. ProcessFailed carries the child's exception in words. The child dies with its parent.
+    """
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        answer = b"!child ended early"
+        try:
+            signal.set_wakeup_fd(-1)
+            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+            answer = b"=" + work()
+        except BaseException as error:  # noqa: BLE001 (it is reported, in the parent)
+            answer = f"!{type(error).__name__}: {error}".encode()[: 32 << 10]
+        finally:
+            os.write(writer, answer)
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        answer = file.read()
+    _, status = os.waitpid(pid, 0)
+    if answer[:1] != b"=":
+        raise ProcessFailed(["(forked)"], os.waitstatus_to_exitcode(status), answer[1:], "failed")
+    return answer[1:]
 
 
 def _feed(process: subprocess.Popen[bytes], data: bytes) -> None:

@@ -25,11 +25,13 @@ RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 0x02, 0x04, 0x08
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_READ, PR_CAPBSET_DROP = 1, 4, 23, 24
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 36, 38, 47, 4
 
-NSFS_MAGIC = 0x6E73_6673
-CGROUP2_MAGIC = 0x6367_7270
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC = 1, 2, 4, 8
 
-# The same numbers on every architecture: both calls are younger than the unified table.
-_SYS_OPENAT2 = 437
+NSFS_MAGIC = 0x6E73_6673
+_AT_FDCWD, _AT_EMPTY_PATH, _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = -100, 0x1000, 1, 4
+
+# The same numbers on every architecture: these are younger than the unified table.
+_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_OPENAT2, _SYS_MOUNT_SETATTR = 428, 429, 437, 442
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION_3 = 0x2008_0522
@@ -75,6 +77,23 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str = ""
 def umount2(target: str, flags: int = 0) -> None:
     """Unmount; never follows a symbolic link in the last part."""
     _checked(_libc.umount2(os.fsencode(target), ctypes.c_int(flags | UMOUNT_NOFOLLOW)), f"umount {target}")
+
+
+def open_tree(path: str, attributes: int) -> int:
+    """A detached bind mount of `path` with these MOUNT_ATTR flags (Linux 5.12): it is nowhere until `move_mount` puts it somewhere."""
+    flags = ctypes.c_uint(_OPEN_TREE_CLONE | os.O_CLOEXEC)
+    number = ctypes.c_long(_SYS_OPEN_TREE)
+    tree = _checked(_libc.syscall(number, ctypes.c_int(_AT_FDCWD), os.fsencode(path), flags), f"open_tree {path}")
+    how = struct.pack("=QQQQ", attributes, 0, 0, 0)
+    arguments = (ctypes.c_int(tree), b"", ctypes.c_uint(_AT_EMPTY_PATH), how, ctypes.c_size_t(len(how)))
+    _checked(_libc.syscall(ctypes.c_long(_SYS_MOUNT_SETATTR), *arguments), f"mount_setattr {path}")
+    return tree
+
+
+def move_mount(tree: int, target: str) -> None:
+    """Attach what `open_tree` gave on `target`."""
+    arguments = (ctypes.c_int(tree), b"", ctypes.c_int(_AT_FDCWD), os.fsencode(target), ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH))
+    _checked(_libc.syscall(ctypes.c_long(_SYS_MOVE_MOUNT), *arguments), f"move_mount on {target}")
 
 
 def pivot_root(new: str, old: str) -> None:

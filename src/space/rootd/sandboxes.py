@@ -1,0 +1,206 @@
+"""Sandboxes on disk: `<sandbox>/` with disk.img and root's own record, made whole under another name and renamed.
+
+    .new.<sandbox>  ->  <sandbox>  ->  .gone.<sandbox>
+
+so that a crash at any point leaves a whole sandbox or one that `tidy` removes. The host never mounts or checks disk.img.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+
+from space.config.artefacts import Store
+from space.config.instance import Instance
+from space.core.plan import machine
+from space.host import cgroups, files, namespaces
+from space.model import ids
+from space.model.errors import Conflict, InvalidArgument, NotFound
+from space.model.rootd import CreateSandbox, SandboxOp, StartVmm
+from space.rootd import slots
+from space.rootd.log import log
+
+RECORD, DISK = "sandbox.json", "disk.img"
+NEW, GONE = ".new.", ".gone."
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Root's record of a sandbox. pid and started (ticks since boot) name its VMM; answered: its start was answered to the node."""
+
+    sandbox: str
+    generation: int
+    slot: int
+    template: str
+    disk_mib: int
+    memory_mib: int
+    cpus: int
+    pid: int = 0
+    started: int = 0
+    answered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an instance's sandboxes are: the instance, a held descriptor of their directory, and their cgroups."""
+
+    instance: Instance
+    directory: int
+    cgroup: cgroups.Tree
+
+    def tree(self, sandbox: str) -> cgroups.Tree:
+        return self.cgroup.child(sandbox)
+
+
+def open_place(instance: Instance) -> Place:
+    """Make what every sandbox needs, and hold it."""
+    instance.sandboxes.mkdir(mode=0o711, parents=True, exist_ok=True)
+    for directory in (instance.run / "netns", instance.run / "vm"):
+        directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+    hierarchies = cgroups.find(instance.run_root / ".cgroup")
+    return Place(instance, files.open_directory(instance.sandboxes), cgroups.Tree(hierarchies, instance.cgroup))
+
+
+def find(place: Place, sandbox: str) -> Record | None:
+    """The record of a sandbox, None when there is no such sandbox."""
+    try:
+        return Record(**files.read_json(place.directory, f"{sandbox}/{RECORD}"))
+    except FileNotFoundError:
+        return None
+
+
+def get(place: Place, op: SandboxOp | StartVmm) -> Record:
+    """The record of exactly this generation; NotFound otherwise."""
+    record = find(place, op.sandbox)
+    if record is None:
+        raise NotFound(f"there is no sandbox {op.sandbox} on this host")
+    if record.generation != op.generation:
+        raise NotFound(f"sandbox {op.sandbox} has generation {record.generation} here, not {op.generation}")
+    return record
+
+
+def existing(place: Place) -> list[Record]:
+    """Every sandbox that is there."""
+    names = [name for name in os.listdir(place.directory) if not name.startswith(".")]  # noqa: PTH208 (by descriptor)
+    return [record for name in sorted(names) if (record := find(place, name)) is not None]
+
+
+def save(place: Place, record: Record) -> None:
+    """Replace the record of a sandbox."""
+    directory = files.open_directory(record.sandbox, inside=place.directory)
+    try:
+        files.write_json(directory, RECORD, asdict(record))
+    finally:
+        os.close(directory)
+
+
+def vmm(place: Place, record: Record) -> int | None:
+    """A pidfd of the sandbox's VMM if it lives: this pid, with this start time, in this cgroup. The caller owns it."""
+    if not record.pid or record.pid not in place.tree(record.sandbox).pids():
+        return None
+    return namespaces.open_process(record.pid, record.started)
+
+
+def is_alive(place: Place, record: Record) -> bool:
+    """Whether the sandbox's VMM lives."""
+    pidfd = vmm(place, record)
+    if pidfd is not None:
+        os.close(pidfd)
+    return pidfd is not None
+
+
+def create(place: Place, op: CreateSandbox) -> None:
+    """Directory, disk and cgroup. Repeating it is fine; Conflict when another generation or another sandbox is in the way."""
+    wanted = Record(op.sandbox, op.generation, op.slot, op.template, op.disk_mib, op.memory_mib, op.cpus)
+    found = find(place, op.sandbox)
+    if found is not None:
+        if replace(found, pid=0, started=0, answered=False) != wanted:
+            raise Conflict(f"sandbox {op.sandbox} is there already, as generation {found.generation} or with another shape")
+    else:
+        _check_slot(place, op)
+        _make_files(place, wanted)
+    tree, limits = place.tree(op.sandbox), machine.limits(op.cpus, op.memory_mib)
+    tree.create()
+    tree.limit(**asdict(limits))
+
+
+def destroy(place: Place, op: SandboxOp) -> None:
+    """Remove all of it; nothing there, or a later generation, is fine. Conflict while a process of it lives."""
+    record = find(place, op.sandbox)
+    if record is not None and record.generation > op.generation:
+        return
+    if record is not None and record.generation < op.generation:
+        raise Conflict(f"sandbox {op.sandbox} has generation {record.generation} here, not {op.generation}")
+    if living := place.tree(op.sandbox).pids():
+        raise Conflict(f"the VMM of {op.sandbox} lives (pid {min(living)})", hint="kill it and wait for its end first")
+    remove(place, op.sandbox)
+
+
+def remove(place: Place, sandbox: str) -> None:
+    """Remove sockets, cgroups and files of a sandbox in which nothing lives; what is not there is fine."""
+    run = files.open_directory(place.instance.run)
+    try:
+        files.remove_tree(run, f"vm/{sandbox}")
+    finally:
+        os.close(run)
+    place.tree(sandbox).remove()
+    with suppress(FileNotFoundError):
+        os.rename(sandbox, GONE + sandbox, src_dir_fd=place.directory, dst_dir_fd=place.directory)
+    files.remove_tree(place.directory, GONE + sandbox)
+    files.remove_tree(place.directory, NEW + sandbox)
+
+
+def tidy(place: Place) -> None:
+    """Remove what a crash left half made or half removed."""
+    for name in os.listdir(place.directory):  # noqa: PTH208 (by descriptor)
+        if name.startswith((NEW, GONE)):
+            log(f"removing {name}, which an earlier rootd left unfinished")
+            files.remove_tree(place.directory, name)
+
+
+def _check_slot(place: Place, op: CreateSandbox) -> None:
+    if not slots.exists(place.instance, op.slot):
+        raise Conflict(f"there is no slot {op.slot}", hint="create_slot makes it")
+    for other in existing(place):
+        if other.slot == op.slot:
+            raise Conflict(f"slot {op.slot} belongs to sandbox {other.sandbox}")
+
+
+def _make_files(place: Place, record: Record) -> None:
+    instance, staged = place.instance, NEW + record.sandbox
+    manifest = Store(instance.artefacts).template_by_digest(ids.digest(record.template))
+    if record.disk_mib << 20 < manifest.disk_bytes:
+        smallest = -(-manifest.disk_bytes >> 20)
+        raise InvalidArgument(f"disk_mib is at least {smallest}, the size of template {manifest.name!r}, not {record.disk_mib}")
+    files.remove_tree(place.directory, staged)
+    os.mkdir(staged, 0o700, dir_fd=place.directory)
+    directory = files.open_directory(staged, inside=place.directory)
+    try:
+        _clone_disk(place, record, directory)
+        files.write_json(directory, RECORD, asdict(record))
+        os.fchown(directory, 0, instance.node_uid)
+        os.fchmod(directory, 0o710)
+        os.rename(staged, record.sandbox, src_dir_fd=place.directory, dst_dir_fd=place.directory)
+    except BaseException:
+        files.remove_tree(place.directory, staged)
+        raise
+    finally:
+        os.close(directory)
+
+
+def _clone_disk(place: Place, record: Record, directory: int) -> None:
+    store = files.open_directory(place.instance.artefacts)
+    source = target = -1
+    try:
+        source = files.open_beneath(store, f"template/{record.template}/{DISK}", os.O_RDONLY)
+        target = files.open_beneath(directory, DISK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        if not files.clone(source, target):
+            log(f"{record.sandbox}: its disk was copied, this file system has no reflinks (btrfs and XFS have)")
+        os.ftruncate(target, record.disk_mib << 20)
+        os.fchown(target, place.instance.vm_uid(record.slot), place.instance.node_uid)
+        os.fchmod(target, 0o660)
+    finally:
+        for descriptor in (store, source, target):
+            if descriptor >= 0:
+                os.close(descriptor)

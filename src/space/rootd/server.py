@@ -1,0 +1,225 @@
+"""The composition root: one thread, one loop, a listening socket that serve bound, and no state that is not on the host.
+
+    python -I -m space.rootd.server --instance NAME --listen-fd N [--ready-fd N]
+
+A message is one operation; answers come in order. Every call is one line of the log. Everything is looked up on the host
+anew with each call, so that a rootd that died is simply followed by the next one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import array
+import errno
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, assert_never
+
+from space.config import instance as instances
+from space.config.instance import DATA_ROOT, RUN_ROOT, Instance
+from space.host import cgroups, namespaces, syscalls
+from space.model.errors import Conflict, Internal, NoCapacity, SpaceError
+from space.model.rootd import CreateSandbox, Describe, Operation, SandboxOp, SlotOp, StartVmm
+from space.rootd import records, sandboxes, slots, vmm
+from space.rootd.log import log
+
+_MAX_PEERS = 16
+_SO_SNDBUFFORCE = 32
+_ANSWER_BYTES = 4 << 20  # describe of a full instance
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN)
+
+
+@dataclass(slots=True)
+class Rootd:
+    """What is held: the place on the host, the VMMs that we started, who is connected."""
+
+    instance: Instance
+    place: sandboxes.Place
+    children: vmm.Children = field(default_factory=vmm.Children)
+    peers: dict[int, socket.socket] = field(default_factory=dict)
+
+    def perform(self, op: str, record: Operation) -> tuple[dict[str, Any], int | None]:
+        """Do it: the answer's fields, and a descriptor to send with it."""
+        match record:
+            case Describe():
+                return self._describe(), None
+            case SlotOp(slot=slot):
+                return self._slot(op, slot), None
+            case CreateSandbox():
+                sandboxes.create(self.place, record)
+                return {}, None
+            case StartVmm():
+                return {}, vmm.start(self.place, self.children, record)
+            case SandboxOp():
+                return self._sandbox(op, record)
+            case _:
+                assert_never(record)
+
+    def _describe(self) -> dict[str, Any]:
+        found = [
+            {"sandbox": one.sandbox, "generation": one.generation, "slot": one.slot, "alive": sandboxes.is_alive(self.place, one)}
+            for one in sandboxes.existing(self.place)
+        ]
+        return {"slots": slots.existing(self.instance), "sandboxes": found}
+
+    def _slot(self, op: str, slot: int) -> dict[str, Any]:
+        if op == "create_slot":
+            slots.create(self.instance, slot)
+            return {}
+        for one in sandboxes.existing(self.place):
+            if one.slot == slot and sandboxes.is_alive(self.place, one):
+                raise Conflict(f"the VMM of {one.sandbox} lives in slot {slot}", hint="kill it and wait for its end first")
+        slots.destroy(self.instance, slot)
+        return {}
+
+    def _sandbox(self, op: str, record: SandboxOp) -> tuple[dict[str, Any], int | None]:
+        if op == "adopt_vmm":
+            pidfd = vmm.adopt(self.place, record)
+            return {"alive": pidfd is not None}, pidfd
+        if op == "kill_vmm":
+            vmm.kill(self.place, record)
+        elif op == "destroy_sandbox":
+            sandboxes.destroy(self.place, record)
+        else:
+            tree = self.place.tree(sandboxes.get(self.place, record).sandbox)
+            return {"memory_bytes": tree.memory_bytes(), "cpu_usec": tree.cpu_usec()}, None
+        return {}, None
+
+    # -- the boundary --------------------------------------------------------------------------------------------
+    def serve_message(self, message: bytes) -> tuple[bytes, int | None]:
+        """One message in, one answer out, with a descriptor that the caller sends and closes. Never raises for what a peer said."""
+        began, name, about = time.perf_counter(), "?", ""
+        pidfd: int | None = None
+        try:
+            name, record = records.decode(message)
+            about = " ".join(f"{key}={value}" for key, value in asdict(record).items())
+            values, pidfd = self.perform(name, record)
+            reply, outcome = records.answer(values), "ok"
+        except Exception as error:  # noqa: BLE001 (the boundary: whatever it is, the peer gets a code and a sentence)
+            fault = _fault(error)
+            reply, outcome = records.refusal(fault), f"{fault.code}: {error}"
+        log(f"{name} {about} {(time.perf_counter() - began) * 1000:.1f}ms {outcome}")
+        return reply, pidfd
+
+    def accept(self, listener: socket.socket, poll: select.epoll) -> None:
+        """Take a connection if it comes from the node (or root)."""
+        with suppress(BlockingIOError, ConnectionAbortedError):
+            peer, _ = listener.accept()
+            pid, uid, _ = struct.unpack("=iII", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if uid not in (0, self.instance.node_uid) or len(self.peers) >= _MAX_PEERS:
+                log(f"refused a connection of uid {uid}, pid {pid}: {len(self.peers)} are connected")
+                peer.close()
+                return
+            peer.setblocking(False)
+            peer.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _ANSWER_BYTES)
+            self.peers[peer.fileno()] = peer
+            poll.register(peer, select.EPOLLIN)
+
+    def receive(self, number: int, poll: select.epoll) -> None:
+        """Serve one message of a peer; close the connection when it is over, or when it does not take its answers."""
+        peer = self.peers[number]
+        pidfd = None
+        try:
+            message = peer.recv(records.MESSAGE_LIMIT + 1)  # descriptors that came along are closed by the kernel
+            if message:
+                reply, pidfd = self.serve_message(message)
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [pidfd]))] if pidfd is not None else []
+                peer.sendmsg([reply], rights, socket.MSG_NOSIGNAL)
+                return
+        except BlockingIOError:
+            log("closing a connection that does not take its answers")
+        except OSError as error:
+            log(f"a connection broke: {error.strerror}")
+        finally:
+            if pidfd is not None:
+                os.close(pidfd)
+        poll.unregister(peer)
+        del self.peers[number]
+        peer.close()
+
+
+def _fault(error: Exception) -> SpaceError:
+    if isinstance(error, SpaceError):
+        return error
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return NoCapacity(f"the machine is full: {error.strerror}")
+    log(traceback.format_exc())
+    return Internal("rootd failed; its log says why")
+
+
+def run(rootd: Rootd, listener: socket.socket, wake: socket.socket) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    poll = select.epoll()
+    poll.register(listener, select.EPOLLIN)
+    poll.register(wake, select.EPOLLIN)
+    while True:
+        for number, _ in poll.poll():
+            if number == wake.fileno():
+                arrived = wake.recv(4096)
+                if signal.SIGTERM in arrived or signal.SIGINT in arrived:
+                    return
+                vmm.reap(rootd.children)
+            elif number == listener.fileno():
+                rootd.accept(listener, poll)
+            elif number in rootd.peers:
+                rootd.receive(number, poll)
+
+
+def _wake_on_signals() -> socket.socket:
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    return reader
+
+
+def main() -> int:
+    """Adopt what is on the host, say that we are ready, serve."""
+    parser = argparse.ArgumentParser(prog="space.rootd", description="root's operations for one instance")
+    parser.add_argument("--instance", required=True)
+    parser.add_argument("--listen-fd", required=True, type=int)
+    parser.add_argument("--ready-fd", type=int)
+    parser.add_argument("--data-root", type=Path, default=DATA_ROOT, help="for tests: where instances are")
+    parser.add_argument("--run-root", type=Path, default=RUN_ROOT, help="for tests")
+    options = parser.parse_args()
+    instance = instances.load(options.instance, data_root=options.data_root, run_root=options.run_root)
+    if instance is None:
+        parser.error(f"there is no instance {options.instance!r} on this host")
+    wake = _wake_on_signals()
+    os.umask(0o077)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+    listener = socket.socket(fileno=options.listen_fd)
+    os.set_inheritable(listener.fileno(), False)
+    listener.setblocking(False)
+    try:
+        rootd = Rootd(instance, sandboxes.open_place(instance))
+    except cgroups.Missing as error:
+        parser.exit(1, f"{error}\n")
+    sandboxes.tidy(rootd.place)
+    alive = sum(sandboxes.is_alive(rootd.place, one) for one in sandboxes.existing(rootd.place))
+    started = namespaces.start_time(os.getpid())
+    (instance.run / "rootd.pid").write_text(f"{os.getpid()} {started}\n")
+    log(f"ready: instance {instance.name}, {alive} VMMs adopted")
+    if options.ready_fd is not None:
+        os.write(options.ready_fd, b"ready\n")
+        os.close(options.ready_fd)
+    run(rootd, listener, wake)
+    log("stopped; VMMs are left running")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
