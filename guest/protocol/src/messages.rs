@@ -1,0 +1,264 @@
+//! Requests and messages of the guest's verbs (`docs/protocol.md`, section 2), in `MessagePack`: maps with string keys.
+//!
+//! Unknown, missing and doubled fields are refused, and so are bytes after the value: an option that this version does not
+//! know must not be passed over in silence. Derived by a macro of ours and not by serde's, because a derive is a dynamic library
+//! for the compiler, which cannot be built with the static flags that the daemon needs.
+
+use crate::pack::{Fault, Wire, read_key, read_map, record};
+
+/// Bytes that need not be text: paths, arguments, variables.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Bytes(pub Vec<u8>);
+
+/// A name and a value of an environment.
+pub type Variable = (Bytes, Bytes);
+
+record! {
+    /// A verb that takes no arguments.
+    pub struct Empty {}
+}
+
+record! {
+    /// What a fresh or restored guest must take before anything runs in it.
+    pub struct Configure {
+        /// Wall clock, nanoseconds since 1970.
+        pub realtime_ns: u64,
+        /// 32 to 512 bytes for the kernel's pool.
+        pub entropy: Bytes,
+        /// The host name.
+        pub hostname: String,
+        /// Variables of every process.
+        pub env: Vec<Variable>,
+        /// Which life of the sandbox.
+        pub generation: u64,
+    }
+}
+
+record! {
+    /// Run a program.
+    pub struct Exec {
+        /// The program and its arguments.
+        pub argv: Vec<Bytes>,
+        /// Working directory; the user's home when absent.
+        pub cwd: Option<Bytes>,
+        /// Variables over the user's and configure's.
+        pub env: Vec<Variable>,
+        /// Account name; `user` when absent.
+        pub user: Option<String>,
+        /// When to kill it, milliseconds from its start.
+        pub timeout_ms: Option<u64>,
+        /// Whether bytes for its standard input will come.
+        pub stdin: bool,
+    }
+}
+
+record! {
+    /// A tree to unpack or to pack.
+    pub struct Tree {
+        /// Where; relative to the user's home.
+        pub path: Bytes,
+        /// Account name; `user` when absent.
+        pub user: Option<String>,
+    }
+}
+
+record! {
+    /// How many zero bytes to send.
+    pub struct Source {
+        /// Bytes.
+        pub bytes: u64,
+    }
+}
+
+record! {
+    /// The guest is as `configure` wanted it.
+    pub struct Configured {
+        /// The kernel's id of this boot.
+        pub boot_id: String,
+        /// The kernel's release.
+        pub kernel: String,
+        /// Since boot.
+        pub uptime_ms: u64,
+        /// Size of the root file system.
+        pub disk_bytes: u64,
+        /// The daemon's version.
+        pub version: String,
+    }
+}
+
+record! {
+    /// The program runs.
+    pub struct Started {
+        /// Its process id in the guest.
+        pub pid: u32,
+    }
+}
+
+record! {
+    /// The program has ended and all of its output was sent.
+    pub struct Exited {
+        /// Exit status, unless a signal ended it.
+        pub code: Option<u8>,
+        /// The signal that ended it.
+        pub signal: Option<u8>,
+        /// The kernel killed one of its processes for want of memory.
+        pub oom_killed: bool,
+        /// Its time was up and it was killed.
+        pub timed_out: bool,
+        /// Bytes of standard output.
+        pub stdout_bytes: u64,
+        /// Bytes of standard error.
+        pub stderr_bytes: u64,
+        /// From start to end.
+        pub wall_ms: u64,
+    }
+}
+
+record! {
+    /// A tree went in or out.
+    pub struct TreeDone {
+        /// Files, directories and links.
+        pub entries: u64,
+        /// Bytes of the tar stream.
+        pub bytes: u64,
+        /// IEEE CRC-32 of the tar stream.
+        pub crc32: u32,
+    }
+}
+
+record! {
+    /// How the guest fares.
+    pub struct Metrics {
+        /// Bytes.
+        pub memory_total: u64,
+        /// Bytes.
+        pub memory_available: u64,
+        /// Milliseconds since boot.
+        pub cpu_user_ms: u64,
+        /// Milliseconds since boot.
+        pub cpu_system_ms: u64,
+        /// Bytes of the root file system.
+        pub disk_total: u64,
+        /// Bytes of the root file system.
+        pub disk_used: u64,
+        /// Processes and threads of workloads.
+        pub processes: u64,
+        /// Milliseconds.
+        pub uptime_ms: u64,
+        /// Load average of a minute, times 1,000.
+        pub load1_milli: u64,
+    }
+}
+
+record! {
+    /// Why a verb failed: the payload of a RESET. `code` is one of `space.model.errors`.
+    pub struct Failure {
+        /// Stable word for a program.
+        pub code: String,
+        /// One sentence for a person.
+        pub message: String,
+    }
+}
+
+/// What comes back as a MSG. On the wire a record with its kind under `t`, first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// It is done.
+    Done(Empty),
+    /// Answer of `configure`.
+    Configured(Configured),
+    /// A process runs.
+    Started(Started),
+    /// A process has ended.
+    Exited(Exited),
+    /// A tree went in or out.
+    Tree(TreeDone),
+    /// Answer of `metrics`.
+    Metrics(Metrics),
+}
+
+impl Message {
+    /// The bytes of a MSG.
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Done(body) => body.tagged("done"),
+            Self::Configured(body) => body.tagged("configured"),
+            Self::Started(body) => body.tagged("started"),
+            Self::Exited(body) => body.tagged("exited"),
+            Self::Tree(body) => body.tagged("tree"),
+            Self::Metrics(body) => body.tagged("metrics"),
+        }
+    }
+
+    /// A message from bytes that hold exactly that, `t` first.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Failure> {
+        let mut rest = bytes;
+        let message = Self::read(&mut rest).map_err(|fault| malformed(&fault))?;
+        if rest.is_empty() { Ok(message) } else { Err(malformed(&Fault::Trailing)) }
+    }
+
+    fn read(rest: &mut &[u8]) -> Result<Self, Fault> {
+        let fields = read_map(rest)?.checked_sub(1).ok_or(Fault::Missing("t"))?;
+        if read_key(rest)? != "t" {
+            return Err(Fault::Missing("t"));
+        }
+        let kind = read_key(rest)?;
+        Ok(match kind {
+            "done" => Self::Done(Empty::fields(fields, rest)?),
+            "configured" => Self::Configured(Configured::fields(fields, rest)?),
+            "started" => Self::Started(Started::fields(fields, rest)?),
+            "exited" => Self::Exited(Exited::fields(fields, rest)?),
+            "tree" => Self::Tree(TreeDone::fields(fields, rest)?),
+            "metrics" => Self::Metrics(Metrics::fields(fields, rest)?),
+            _ => return Err(Fault::Unknown(kind.chars().take(40).collect())),
+        })
+    }
+}
+
+impl Failure {
+    /// A failure from its parts.
+    pub fn new(code: &str, message: impl Into<String>) -> Self {
+        Self { code: code.to_owned(), message: message.into() }
+    }
+
+    /// The caller's request is wrong.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new("invalid_argument", message)
+    }
+
+    /// The guest failed at what it was asked.
+    pub fn guest(message: impl Into<String>) -> Self {
+        Self::new("guest_error", message)
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.code, self.message)
+    }
+}
+
+fn malformed(fault: &Fault) -> Failure {
+    Failure::invalid(format!("the request is malformed: {fault}"))
+}
+
+/// The bytes of a request or failure.
+pub fn encode<T: Wire>(value: &T) -> Vec<u8> {
+    let mut out = Vec::new();
+    value.put(&mut out);
+    out
+}
+
+/// A request or failure from bytes that hold exactly that.
+pub fn decode<T: Wire>(bytes: &[u8]) -> Result<T, Failure> {
+    let mut rest = bytes;
+    let value = T::take(&mut rest).map_err(|fault| malformed(&fault))?;
+    if rest.is_empty() { Ok(value) } else { Err(malformed(&Fault::Trailing)) }
+}
+
+/// Split an OPEN's payload into verb and request.
+pub fn split_open(payload: &[u8]) -> Option<(&str, &[u8])> {
+    let (length, rest) = payload.split_first()?;
+    let (verb, request) = rest.split_at_checked(*length as usize)?;
+    Some((std::str::from_utf8(verb).ok().filter(|verb| verb.is_ascii() && !verb.is_empty())?, request))
+}
