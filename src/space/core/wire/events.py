@@ -85,7 +85,7 @@ class Ponged(msgspec.Struct, frozen=True):
 
 
 class Broken(msgspec.Struct, frozen=True):
-    """Always the last event: the peer broke the protocol and the session is over (on an acceptor with two pipes: until the next HELLO)."""
+    """The peer broke the protocol: the session and all its streams are over. (An acceptor goes on to the next HELLO.)"""
 
     error: ProtocolError
 

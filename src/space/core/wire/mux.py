@@ -81,19 +81,7 @@ class Mux:
     # What the peer sends
 
     def receive(self, pipe: int, data: bytes) -> list[Event]:
-        """What these bytes mean. After `Broken` nothing more is read."""
-        out: list[Event] = []
-        try:
-            self._take(pipe, data, out)
-        except ProtocolError as error:
-            out.append(Broken(error))
-            self._broke(pipe)
-        return out
-
-    def _take(self, pipe: int, data: bytes, out: list[Event]) -> None:
-        raise NotImplementedError
-
-    def _broke(self, pipe: int) -> None:
+        """What these bytes mean."""
         raise NotImplementedError
 
     def _unknown(self, frame: Frame, pipe: int) -> None:
@@ -255,16 +243,24 @@ class Opener(Mux):
         self._start(number, pipe)
         return number, self._encoders[pipe].frame(OPEN, number, payload)
 
-    def _take(self, pipe: int, data: bytes, out: list[Event]) -> None:
+    def receive(self, pipe: int, data: bytes) -> list[Event]:
+        """What these bytes mean. After `Broken`, the last event, nothing more is read."""
+        out: list[Event] = []
         if self._over:
-            return
-        for frame in self._decoders[pipe].receive(data):
-            if isinstance(frame, Garbled):
-                raise ProtocolError(frame.reason)
-            if frame.type == HELLO_ACK:
-                self._hello_ack(pipe, decode_greeting(frame.payload), out)
-            else:
-                self._frame(pipe, frame, out)
+            return out
+        try:
+            for frame in self._decoders[pipe].receive(data):
+                if isinstance(frame, Garbled):
+                    raise ProtocolError(frame.reason)
+                if frame.type == HELLO_ACK:
+                    self._hello_ack(pipe, decode_greeting(frame.payload), out)
+                else:
+                    self._frame(pipe, frame, out)
+        except ProtocolError as error:
+            self._over = True
+            self._flows.clear()
+            out.append(Broken(error))
+        return out
 
     def _hello_ack(self, pipe: int, said: Greeting, out: list[Event]) -> None:
         if said.version != VERSION:
@@ -279,10 +275,6 @@ class Opener(Mux):
         if frame.stream > self._last:
             raise ProtocolError(f"{NAMES[frame.type]} on pipe {pipe} for stream {frame.stream}, which was never opened")
 
-    def _broke(self, pipe: int) -> None:
-        self._over = True
-        self._flows.clear()
-
 
 class Acceptor(Mux):
     """The side that serves streams: a guest's daemon, a node toward control."""
@@ -295,18 +287,26 @@ class Acceptor(Mux):
         self._last = [0] * len(layout)
         self._early: dict[int, None] = {}  # numbers RESET before their OPEN came, oldest first
 
-    def _take(self, pipe: int, data: bytes, out: list[Event]) -> None:
+    def receive(self, pipe: int, data: bytes) -> list[Event]:
+        """What these bytes mean. After `Broken` everything is dropped up to a HELLO with a new nonce."""
+        out: list[Event] = []
         for frame in self._decoders[pipe].receive(data):
-            if isinstance(frame, Garbled):
-                out.append(Broken(ProtocolError(frame.reason)))
-            elif frame.type == HELLO:
-                self._hello(pipe, decode_greeting(frame.payload), out)
-            elif self._session is None or self._nonces[pipe] != self._session:
-                continue  # the other pipe has gone on to a new session, or this one was broken
-            elif frame.type == OPEN:
-                self._open(pipe, frame, out)
-            else:
-                self._frame(pipe, frame, out)
+            try:
+                if isinstance(frame, Garbled):
+                    raise ProtocolError(frame.reason)
+                if frame.type == HELLO:
+                    self._hello(pipe, decode_greeting(frame.payload), out)
+                elif self._session is None or self._nonces[pipe] != self._session:
+                    continue  # the session is broken, or the other pipe has gone on to a new one
+                elif frame.type == OPEN:
+                    self._open(pipe, frame, out)
+                else:
+                    self._frame(pipe, frame, out)
+            except ProtocolError as error:
+                self._session = None
+                self._clear()
+                out.append(Broken(error))
+        return out
 
     def _hello(self, pipe: int, said: Greeting, out: list[Event]) -> None:
         if said.version == VERSION:
@@ -347,10 +347,6 @@ class Acceptor(Mux):
                 del self._early[next(iter(self._early))]
         elif number > max(self._last):
             raise ProtocolError(f"{NAMES[frame.type]} on pipe {pipe} for stream {number}, which was never opened")
-
-    def _broke(self, pipe: int) -> None:
-        self._session = None
-        self._clear()
 
     def _clear(self) -> None:
         self._flows.clear()

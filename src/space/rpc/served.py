@@ -1,0 +1,135 @@
+"""The acceptor's side of a session over sockets: a handler for each stream. A node serves control with it; a fake guest serves a node.
+
+The handler is a task. When it returns, our side of the stream is closed; a `SpaceError` of it becomes RESET with that code, anything else
+is logged and becomes `internal`. The peer's RESET, the end of the session and the end of the server cancel it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Self
+
+from space.core.wire.events import NODE, Broken, Layout, Opened, Renewed, WasReset
+from space.core.wire.mux import Acceptor
+from space.model.errors import SpaceError, Unavailable, from_code
+from space.rpc.link import Link
+from space.rpc.stream import Stream
+
+Handler = Callable[[Stream, str, bytes], Awaitable[None]]
+_log = logging.getLogger(__name__)
+
+
+class Served(Link[Acceptor]):
+    """One session, or on lasting pipes (`GUEST`) one after the other."""
+
+    def __init__(self, layout: Layout, handler: Handler) -> None:
+        super().__init__(Acceptor(layout), layout)
+        self._handler = handler
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._tell[Opened] = self._on_opened
+        self._tell[Renewed] = self._on_renewed
+
+    async def aclose(self) -> None:
+        """End it and wait for its handlers. Idempotent."""
+        self.die("it was closed by this side")
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    async def finished(self) -> None:
+        """Until the pipes are closed and every handler has ended."""
+        await asyncio.shield(self.closed)
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def death(self, cause: SpaceError) -> SpaceError:
+        error = Unavailable(f"the session ended: {cause.message}")
+        error.__cause__ = cause
+        return error
+
+    def fault(self, event: WasReset) -> SpaceError:
+        return from_code(event.code, event.message)
+
+    def _end_streams(self, error: SpaceError) -> None:
+        super()._end_streams(error)
+        tasks, self._tasks = self._tasks, {}
+        for task in tasks.values():
+            task.cancel()
+
+    def _on_opened(self, event: Opened) -> None:
+        pipe = self.mux.pipe_of(event.stream)
+        stream = Stream(self, self.ends[pipe], event.stream, event.verb, self._layout[pipe].limit, mine=False)
+        self._streams[event.stream] = stream
+        task = asyncio.get_running_loop().create_task(self._run(stream, event.request), name=f"{event.verb} {event.stream}")
+        self._tasks[event.stream] = task
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    def _on_renewed(self, _: Renewed) -> None:
+        self._end_streams(self.death(SpaceError("the peer began a new one")))
+
+    def _on_broken(self, event: Broken) -> None:
+        if len(self._layout) == 1:  # a connection of its own: the peer can make another
+            self.die(event.error)
+        else:
+            self._end_streams(self.death(event.error))
+
+    def _on_reset(self, event: WasReset) -> None:
+        super()._on_reset(event)
+        task = self._tasks.pop(event.stream, None)
+        if task is not None:
+            task.cancel()
+
+    async def _run(self, stream: Stream, request: bytes) -> None:
+        try:
+            await self._handler(stream, stream.verb, request)
+        except SpaceError as error:
+            stream.reset_now(error.code, str(error))
+        except asyncio.CancelledError:
+            stream.reset_now("unavailable", "the server is stopping")
+            raise
+        except Exception:  # noqa: BLE001 - logged; the other streams must live on
+            _log.exception("%s failed", stream.verb)
+            stream.reset_now("internal", f"{stream.verb} failed; the server's log says why")
+        else:
+            stream.close_now()
+        finally:
+            if self._tasks.get(stream.number) is asyncio.current_task():
+                del self._tasks[stream.number]
+
+
+class Server:
+    """Sessions of everybody who connects to a listening UNIX socket. Made by `serve`."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self._sessions: set[Served] = set()
+        self._server: asyncio.Server | None = None
+
+    async def begin(self, sock: socket.socket) -> Self:
+        """Listen."""
+        self._server = await asyncio.get_running_loop().create_unix_server(self._accepted, sock=sock)
+        return self
+
+    def _accepted(self) -> asyncio.Protocol:
+        session = Served(NODE, self._handler)
+        self._sessions.add(session)
+        session.closed.add_done_callback(lambda _: self._sessions.discard(session))
+        return session.ends[0]
+
+    @property
+    def sessions(self) -> int:
+        """How many are connected."""
+        return len(self._sessions)
+
+    async def aclose(self) -> None:
+        """Stop listening, end every session, wait for the handlers. Idempotent."""
+        if self._server is not None:
+            self._server.close()
+        await asyncio.gather(*(session.aclose() for session in list(self._sessions)))
+
+
+async def serve(sock: socket.socket, handler: Handler) -> Server:
+    """Serve the control-to-node protocol on a bound or listening UNIX stream socket, until `aclose`. handler: see the module."""
+    return await Server(handler).begin(sock)
