@@ -20,7 +20,9 @@ _FIELDS = ("REPO_URI", "RELEASE", "CODENAME", "COMPONENT", "ORIGIN", "TRUSTED", 
 _UPDATE = "run `apt-get update`, and see that the machine's apt sources name a Debian 12 mirror"
 _SIGNED_BY = re.compile(r"signed-by\s*[:=]\s*(/[^\s\],]+)", re.IGNORECASE)
 # Neither a weaker check of signatures nor a machine's own idea of index files belongs in the base template's making.
-_NOT_PASSED = re.compile(r"Acquire::(AllowInsecure|AllowWeak|AllowDowngrade|IndexTargets|CompressionTypes|Changelogs|GzipIndexes|cdrom)", re.IGNORECASE)
+_NOT_PASSED = re.compile(
+    r"Acquire::(AllowInsecure|AllowWeak|AllowDowngrade|IndexTargets|CompressionTypes|Changelogs|GzipIndexes|cdrom)", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,9 @@ def parse_sources(text: str) -> list[Source]:
 
 def release_digests() -> dict[str, str]:
     """Suite to digest of the package lists as last fetched: what would be installed now."""
-    out = command.run(["apt-get", "indextargets", "--format", "$(CODENAME)\t$(ORIGIN)\t$(COMPONENT)\t$(FILENAME)", "Created-By: Packages"], what="ask apt")
+    out = command.run(
+        ["apt-get", "indextargets", "--format", "$(CODENAME)\t$(ORIGIN)\t$(COMPONENT)\t$(FILENAME)", "Created-By: Packages"], what="ask apt"
+    )
     found = {}
     for line in out.decode().splitlines():
         codename, origin, component, name = line.split("\t")
@@ -89,8 +93,12 @@ def release_digests() -> dict[str, str]:
 
 def acquire_options() -> list[str]:
     """The machine's ways to reach its mirrors (proxies, certificates, time-outs) as apt options."""
-    out = command.run(["apt-config", "dump", "--format", "%F \"%v\";%n", "Acquire"], what="ask apt for its configuration").decode()
-    return [line.rstrip(";") for line in out.splitlines() if line.startswith("Acquire::") and not line.endswith('"";') and not _NOT_PASSED.match(line)]
+    out = command.run(["apt-config", "dump", "--format", '%F "%v";%n', "Acquire"], what="ask apt for its configuration").decode()
+    return [
+        line.rstrip(";")
+        for line in out.splitlines()
+        if line.startswith("Acquire::") and not line.endswith('"";') and not _NOT_PASSED.match(line)
+    ]
 
 
 def show(name: str) -> Package:

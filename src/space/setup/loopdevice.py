@@ -1,8 +1,7 @@
-"""Loop devices and mounts by system call, because a fresh machine need not have udev's nodes or a loaded module."""
+"""Loop devices by system call, because a fresh machine need not have udev's nodes or a loaded module."""
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -11,40 +10,23 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
+from space.host import syscalls
 from space.setup.faults import SetupFailed
 
 _LOOP_CTL_GET_FREE = 0x4C82
 _LOOP_CONFIGURE = 0x4C0A
 _LOOP_CLR_FD = 0x4C01
-_FICLONE = 0x40049409
 _AUTOCLEAR = 4
 _DIRECT_IO = 16
 _LOOP_MAJOR = 7
 _CONTROL = (10, 237)
 _TRIES = 16
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def clone_file(source: int, target: int) -> None:
-    """FICLONE: make `target` share all of `source`'s extents; OSError where the file system has no reflinks."""
-    fcntl.ioctl(target, _FICLONE, source)
+_MS_NOSUID, _MS_NODEV, _MS_NOATIME = 2, 4, 1024
 
 
 def mount(source: str, target: Path, kind: str, options: str) -> None:
-    """mount(2), no flags but MS_NOSUID, MS_NODEV and MS_NOATIME."""
-    flags = 2 | 4 | 1024
-    if _libc.mount(source.encode(), str(target).encode(), kind.encode(), flags, options.encode()) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), str(target))
-
-
-def unmount(target: Path) -> None:
-    """umount2(2) without following a link."""
-    umount_nofollow = 8
-    if _libc.umount2(str(target).encode(), umount_nofollow) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), str(target))
+    """Mount a file system without devices, set-id programs and access times on it."""
+    syscalls.mount(source, str(target), kind, _MS_NOSUID | _MS_NODEV | _MS_NOATIME, options)
 
 
 def device_node(path: Path, kind: int, major: int, minor: int) -> Path:

@@ -28,7 +28,9 @@ _ANYBODY = 65534
 def make(store: Store) -> tuple[Path, bool]:
     """The QEMU artefact for the packages installed now, and whether it was made just now."""
     files = closure()
-    digest = inputs.of_value({"kind": "qemu", "builder": _BUILDER, "files": {str(place): inputs.of_file(path) for place, path in files.items()}})
+    digest = inputs.of_value(
+        {"kind": "qemu", "builder": _BUILDER, "files": {str(place): inputs.of_file(path) for place, path in files.items()}}
+    )
     final = store.path("qemu", digest)
     if final.is_dir():
         return final, False
@@ -65,7 +67,7 @@ def closure() -> dict[Path, Path]:
 
 
 def prove(root: Path) -> str:
-    """Start the machine that we use inside that root as an unprivileged user, and return QEMU's version. SetupFailed with its words if not."""
+    """Start our kind of machine inside that root, unprivileged, and return QEMU's version; SetupFailed with its words if not."""
     talk = b'{"execute":"qmp_capabilities"}\n{"execute":"query-version"}\n{"execute":"quit"}\n'
     answer = command.run(
         ["chroot", f"--userspec={_ANYBODY}:{_ANYBODY}", "--groups=", root, str(BINARY), "-M", "microvm", "-accel", "tcg", "-m", "64", "-S",

@@ -31,8 +31,8 @@ _FILES = {
 _MODES = {"etc/sudoers.d/user": 0o440}
 # mmdebstrap keeps the machine's apt settings in the first two; the others are logs and caches with times in them.
 _REMOVED = (
-    "etc/apt/apt.conf.d/99mmdebstrap", "etc/dpkg/dpkg.cfg.d/99mmdebstrap", "var/log/dpkg.log", "var/log/alternatives.log", "var/log/bootstrap.log",
-    "var/cache/ldconfig/aux-cache", "var/cache/debconf/config.dat-old", "var/cache/debconf/templates.dat-old", "var/lib/dpkg/status-old",
+    "etc/apt/apt.conf.d/99mmdebstrap", "etc/dpkg/dpkg.cfg.d/99mmdebstrap", "var/log/dpkg.log", "var/log/alternatives.log",
+    "var/log/bootstrap.log", "var/cache/ldconfig/aux-cache", "var/cache/debconf/config.dat-old", "var/cache/debconf/templates.dat-old", "var/lib/dpkg/status-old",
     "etc/passwd-", "etc/group-", "etc/shadow-", "etc/gshadow-", "etc/subuid-", "etc/subgid-",
 )  # fmt: skip
 _EXAMPLE_SOURCES = "usr/share/doc/apt/examples/sources.list"
@@ -41,7 +41,8 @@ _EXAMPLE_SOURCES = "usr/share/doc/apt/examples/sources.list"
 def recipe() -> str:
     """What is done, without which package versions are found."""
     return inputs.of_value({
-        "kind": "rootfs", "builder": _BUILDER, "suite": apt.SUITE, "packages": PACKAGES, "files": _FILES, "bytes": DISK_BYTES, "user": [USER, UID],
+        "kind": "rootfs", "builder": _BUILDER, "suite": apt.SUITE, "packages": PACKAGES, "files": _FILES,
+        "bytes": DISK_BYTES, "user": [USER, UID],
     })  # fmt: skip
 
 
@@ -101,7 +102,8 @@ def _make_disk(tree: Path, disk: Path, digest: str) -> None:
         file.truncate(DISK_BYTES)
     identity = str(uuid.UUID(hex=digest))
     command.run(
-        ["mkfs.ext4", "-q", "-F", "-m", "0", "-L", "space", "-U", identity, "-E", f"lazy_itable_init=1,hash_seed={identity}", "-d", tree, disk],
+        ["mkfs.ext4", "-q", "-F", "-m", "0", "-L", "space", "-U", identity, "-E", f"lazy_itable_init=1,hash_seed={identity}",
+         "-d", tree, disk],
         what="make the base template's disk", env={"E2FSPROGS_FAKE_TIME": "1700000000"},
     )  # fmt: skip
     os.truncate(disk, DISK_BYTES)

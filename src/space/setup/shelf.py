@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-_STAGE = ".stage-"
+STAGE = ".stage-"
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def staged(final: Path) -> Iterator[Path]:
     When somebody else committed the same name meanwhile, theirs stays: equal names are equal things.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
-    stage = final.parent / f"{_STAGE}{final.name[:12]}-{secrets.token_hex(4)}"
+    stage = final.parent / f"{STAGE}{final.name[:12]}-{secrets.token_hex(4)}"
     stage.mkdir(mode=0o755)
     try:
         yield stage
@@ -59,7 +59,7 @@ def remove(root: Path) -> None:
 def sweep_stages(shelf: Path) -> None:
     """Remove what a set-up that died left on a shelf. Only the holder of the machine's lock may call it."""
     for entry in shelf.iterdir() if shelf.is_dir() else ():
-        if entry.name.startswith(_STAGE):
+        if entry.name.startswith(STAGE):
             remove(entry)
 
 
@@ -83,10 +83,10 @@ def newest(shelf: Path, recipe: str) -> Path | None:
 
 def point(link: Path, target: str) -> bool:
     """Make `link` a symbolic link to `target` in one step; False when it already was."""
-    if link.is_symlink() and os.readlink(link) == target:
+    if link.is_symlink() and str(link.readlink()) == target:
         return False
     link.parent.mkdir(parents=True, exist_ok=True)
-    fresh = link.with_name(f"{_STAGE}{secrets.token_hex(4)}")
+    fresh = link.with_name(f"{STAGE}{secrets.token_hex(4)}")
     fresh.symlink_to(target)
     fresh.rename(link)
     return True

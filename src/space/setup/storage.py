@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from space.config.instance import DATA_ROOT
+from space.host import syscalls
 from space.setup import command, loopdevice
 from space.setup.faults import SetupFailed
 
@@ -59,7 +60,7 @@ def has_reflinks(directory: Path) -> bool:
         with names[0].open("w+b") as source, names[1].open("wb") as target:
             source.write(bytes(4096))
             source.flush()
-            loopdevice.clone_file(source.fileno(), target.fileno())
+            syscalls.reflink(source.fileno(), target.fileno())
     except OSError:
         return False
     finally:
@@ -83,7 +84,7 @@ def ensure(wanted: int | None = None) -> Storage:
     `wanted` is the size of a new loop file in bytes; SPACE_STORAGE_GIB sets it too. SetupFailed says what is in the way.
     """
     if _ready():
-        return Storage(DATA_ROOT, _backing(), changed=False)
+        return Storage(DATA_ROOT, backing(), changed=False)
     with locked():
         return ensure_locked(wanted)
 
@@ -91,18 +92,22 @@ def ensure(wanted: int | None = None) -> Storage:
 def ensure_locked(wanted: int | None = None) -> Storage:
     """`ensure` for a caller that holds the lock."""
     if _ready():
-        return Storage(DATA_ROOT, _backing(), changed=False)
+        return Storage(DATA_ROOT, backing(), changed=False)
     DATA_ROOT.mkdir(mode=0o755, parents=True, exist_ok=True)
     if has_reflinks(DATA_ROOT):
         return Storage(DATA_ROOT, None, changed=False)
-    if _backing() is None and any(DATA_ROOT.iterdir()):
-        raise SetupFailed(f"{DATA_ROOT} holds files on a file system without reflinks", hint=f"move them away, or mount btrfs or XFS at {DATA_ROOT}")
+    if backing() is None and any(DATA_ROOT.iterdir()):
+        raise SetupFailed(
+            f"{DATA_ROOT} holds files on a file system without reflinks", hint=f"move them away, or mount btrfs or XFS at {DATA_ROOT}"
+        )
     if not IMAGE.exists():
         _make_image(image_bytes(_free(IMAGE.parent), wanted or _setting()))
-    if _backing() is None:
+    if backing() is None:
         _mount_image()
     if not _ready():
-        raise SetupFailed(f"{IMAGE} is mounted at {DATA_ROOT} and cannot be written", hint="`dmesg | grep -i btrfs` says why; `make clean` starts over")
+        raise SetupFailed(
+            f"{IMAGE} is mounted at {DATA_ROOT} and cannot be written", hint="`dmesg | grep -i btrfs` says why; `make clean` starts over"
+        )
     return Storage(DATA_ROOT, IMAGE, changed=True)
 
 
@@ -110,11 +115,8 @@ def undo() -> list[str]:
     """Take the mount and the loop file away; what was done, in words. The data in it is lost."""
     done = []
     with locked():
-        while _backing() is not None:
-            try:
-                loopdevice.unmount(DATA_ROOT)
-            except OSError as error:
-                raise SetupFailed(f"cannot unmount {DATA_ROOT}: {error.strerror}", hint="end what still uses it (fuser -vm shows it)") from error
+        while backing() is not None:
+            unmount(DATA_ROOT)
             done.append(f"unmounted {DATA_ROOT}")
         for stale in [IMAGE, *IMAGE.parent.glob(f".{IMAGE.name}-*")]:
             if stale.exists():
@@ -124,11 +126,7 @@ def undo() -> list[str]:
     return done
 
 
-def _ready() -> bool:
-    return DATA_ROOT.is_dir() and os.access(DATA_ROOT, os.W_OK) and has_reflinks(DATA_ROOT)
-
-
-def _backing() -> Path | None:
+def backing() -> Path | None:
     """The loop file when the mount on top of the data directory is our loop device."""
     found = None
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
@@ -136,6 +134,26 @@ def _backing() -> Path | None:
         if fields[4] == str(DATA_ROOT):
             found = IMAGE if fields[fields.index("-") + 2].startswith("/dev/loop") else None
     return found
+
+
+def mounts_below(directory: Path) -> list[Path]:
+    """Mount points at or below `directory`, in the order in which they were made."""
+    points = [Path(line.split()[4].encode().decode("unicode_escape")) for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    return [point for point in points if point.is_relative_to(directory)]
+
+
+def unmount(point: Path) -> None:
+    """Take a mount away; SetupFailed when it is in use."""
+    try:
+        syscalls.umount2(str(point))
+    except OSError as error:
+        raise SetupFailed(
+            f"cannot unmount {point}: {error.strerror}", hint=f"end what still uses it (fuser -vm {point} shows it)"
+        ) from error
+
+
+def _ready() -> bool:
+    return DATA_ROOT.is_dir() and os.access(DATA_ROOT, os.W_OK) and has_reflinks(DATA_ROOT)
 
 
 def _setting() -> int | None:
@@ -171,10 +189,11 @@ def _mount_image() -> None:
         device = loopdevice.attach(IMAGE)
     except OSError as error:
         raise SetupFailed(
-            f"cannot bind {IMAGE} to a loop device: {error.strerror}", hint="the kernel needs loop devices (modprobe loop), a container the right to use them"
+            f"cannot bind {IMAGE} to a loop device: {error.strerror}",
+            hint="the kernel needs loop devices (modprobe loop), a container the right to use them",
         ) from error
     try:
-        loopdevice.mount(os.readlink(f"/proc/self/fd/{device}"), DATA_ROOT, "btrfs", _OPTIONS)
+        loopdevice.mount(str(Path(f"/proc/self/fd/{device}").readlink()), DATA_ROOT, "btrfs", _OPTIONS)
     except OSError as error:
         loopdevice.release(device)
         raise SetupFailed(

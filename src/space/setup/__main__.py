@@ -1,0 +1,98 @@
+"""`python3 -m space.setup`: make this machine ready, or say with --check what is missing.
+
+Runs under the distribution's Python from the checkout, as root, after `setup/bootstrap` has seen to packages and rights.
+Idempotent, one at a time on a machine, quiet when there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from space.config.artefacts import Store
+from space.config.instance import DATA_ROOT
+from space.model.errors import SpaceError
+from space.setup import apt, daemon, deps, doctor, initramfs, kernel, qemu, rootfs, runtime, shelf, storage, template
+from space.setup.graph import Step, run
+from space.setup.progress import Progress, complain
+
+KINDS = ("daemon", "kernel", "initramfs", "qemu", "rootfs", "template")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit status: 0 when the machine is ready."""
+    parser = argparse.ArgumentParser(prog="space setup", description="Make this machine ready for sandboxes (as root).")
+    parser.add_argument("--check", action="store_true", help="change nothing; say what is missing (status 1 if anything is)")
+    parser.add_argument("--tests", action="store_true", help="the environment of the tests too")
+    parser.add_argument(
+        "--update", action="store_true", help="take newer packages for the guest's kernel and the base template if there are any"
+    )
+    parser.add_argument("--source", type=Path, default=Path(__file__).resolve().parents[3], help="the checkout (default: %(default)s)")
+    given = parser.parse_args(argv)
+    try:
+        if given.check:
+            return _check()
+        began = time.monotonic()
+        progress = Progress()
+        with storage.locked():
+            prepare(given.source, progress, tests=given.tests, update=given.update)
+        if progress.did:
+            progress.say("ready", time.monotonic() - began)
+    except SpaceError as error:
+        complain(str(error))
+        return 1
+    return 0
+
+
+def prepare(root: Path, progress: Progress, *, tests: bool, update: bool) -> None:
+    """Every step of set-up, for the checkout at `root`. The caller holds the machine's lock."""
+    store = Store(DATA_ROOT / "artefacts")
+
+    def make_storage() -> tuple[Path, bool]:
+        found = storage.ensure_locked()
+        for kind in KINDS:
+            shelf.sweep_stages(store.root / kind)
+        return found.root, found.changed
+
+    progress.step("storage with reflinks", make_storage)
+    if update:
+        apt.update()
+
+    def make_template(kernel: Path, initrd: Path, vmm: Path, disk: Path) -> Path:
+        return progress.step("base template", lambda: template.make(store, kernel=kernel, initramfs=initrd, qemu=vmm, disk=disk))
+
+    def make_development(_: Path) -> Path:
+        return progress.step("test tools", lambda: deps.make_development(root))
+
+    steps = {
+        "rootfs": Step(lambda: progress.step("Debian root disk of the base template", lambda: rootfs.make(store, update=update))),
+        "deps": Step(lambda: progress.step("server's dependencies", lambda: deps.make_server(root))),
+        "daemon": Step(lambda: progress.step("guest daemon", lambda: daemon.make(store, root))),
+        "kernel": Step(lambda: progress.step("guest kernel", lambda: kernel.make(store, update=update))),
+        "qemu": Step(lambda: progress.step("QEMU for the jail", lambda: qemu.make(store))),
+        "initramfs": Step(
+            lambda kernel, binary: progress.step("initramfs", lambda: initramfs.make(store, kernel, binary)), after=("kernel", "daemon")
+        ),
+        "runtime": Step(lambda _: progress.step("runtime, proven for every service's uid", lambda: runtime.make(root)), after=("deps",)),
+        "template": Step(make_template, after=("kernel", "initramfs", "qemu", "rootfs")),
+    }
+    if tests:
+        steps["dev"] = Step(make_development, after=("deps",))
+    made = run(steps)
+    if runtime.install(made["runtime"]):
+        progress.say(f"`space` starts {made['runtime'].name}")
+    runtime.sweep(made["runtime"], [deps.server(root), deps.development(root)])
+
+
+def _check() -> int:
+    missing = [check for check in doctor.checks() if not check.ok]
+    for check in missing:
+        complain(f"{check.name}: {check.detail}" + (f" ({check.remedy})" if check.remedy else ""))
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""Take everything off the host that space put there; the Debian packages stay. Works half set up, and a second time.
+
+    python3 -m space.setup.clean
+
+Instances go first, each by its own sweep, which needs no server to be alive; then the data's mount and loop file, the
+runtimes, the command. What stays is said.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from space.config.instance import DATA_ROOT, RUN_ROOT, Instance, instances
+from space.host import namespaces
+from space.model.errors import SpaceError
+from space.setup import command, deps, runtime, shelf, storage
+from space.setup.faults import SetupFailed
+from space.setup.progress import complain
+
+_SOURCE = Path(__file__).resolve().parents[2]
+_PATIENCE = 30.0
+_BUILT = ("guest/target", "build", "dist", "report", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".import_linter_cache")
+
+
+def main() -> int:
+    """The exit status: 0 when nothing is left."""
+    if os.geteuid() != 0:
+        complain("what space put on this host belongs to root: clean as root.")
+        return 1
+    try:
+        for line in clean(_SOURCE.parent):
+            print(f"clean: {line}", flush=True)
+    except SpaceError as error:
+        complain(str(error))
+        return 1
+    print(
+        "clean: nothing of space is left on this host; Debian packages that set-up installed stay, and so does cargo's own cache of crates"
+    )
+    return 0
+
+
+def clean(checkout: Path) -> list[str]:
+    """Remove all of it; what was removed, in words. SetupFailed says what would not go."""
+    done = []
+    for instance in list(instances()):
+        stop(instance)
+        command.run(
+            [deps.PYTHON, "-m", "space.rootd.sweep", "--instance", instance.name, "--data"],
+            what=f"sweep instance {instance.name}", env={"PYTHONPATH": str(_SOURCE)}, timeout=120,
+        )  # fmt: skip
+        done.append(f"swept instance {instance.name}")
+    done += _run_directory()
+    done += storage.undo()
+    if runtime.COMMAND.is_symlink() and str(runtime.COMMAND.readlink()).startswith(f"{deps.OPT}/"):
+        runtime.COMMAND.unlink()
+        done.append(f"removed {runtime.COMMAND}")
+    for place in (DATA_ROOT, deps.OPT, *(checkout / name for name in _BUILT)):
+        if place.exists():
+            shelf.remove(place)
+            done.append(f"removed {place}")
+    return done
+
+
+def stop(instance: Instance) -> None:
+    """End the serve of an instance, if one holds its lock, so that nobody starts again what the sweep ends."""
+    try:
+        descriptor = os.open(instance.lock, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        text = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+    finally:
+        os.close(descriptor)
+    if not text.isdigit():
+        raise SetupFailed(f"instance {instance.name} is held by a process that left no pid", hint=f"end it (fuser {instance.lock})")
+    try:
+        process = os.pidfd_open(int(text))
+    except ProcessLookupError:
+        return
+    try:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, number)
+            if namespaces.wait_ended(process, _PATIENCE):
+                return
+    finally:
+        os.close(process)
+    raise SetupFailed(f"serve of instance {instance.name} (pid {text}) does not end")
+
+
+def _run_directory() -> list[str]:
+    """Remove /run/space. Mounts that no instance accounts for are taken down first: a removal must not walk into a cgroup."""
+    if not RUN_ROOT.exists():
+        return []
+    for point in reversed(storage.mounts_below(RUN_ROOT)):
+        storage.unmount(point)
+    shelf.remove(RUN_ROOT)
+    return [f"removed {RUN_ROOT}"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""The base template: a root disk with the kernel, initramfs and VMM that it is meant for.
+
+Making one is quick, because the disk is an artefact of its own that is linked in: a new daemon makes a new template without
+installing Debian again.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from space.config.artefacts import Store, TemplateManifest
+from space.core.wire.frames import VERSION as PROTOCOL
+from space.setup import inputs, rootfs, shelf
+
+NAME = "base"
+_BUILDER = 1
+
+
+def make(store: Store, *, kernel: Path, initramfs: Path, qemu: Path, disk: Path) -> tuple[Path, bool]:
+    """The template over those artefacts under the name `base`, and whether anything changed."""
+    parts = {"kernel": kernel.name, "initramfs": initramfs.name, "qemu": qemu.name}
+    digest = inputs.of_value({"kind": "template", "builder": _BUILDER, "name": NAME, "rootfs": disk.name, "protocol": PROTOCOL, **parts})
+    final = store.path("template", digest)
+    if not final.is_dir():
+        with shelf.staged(final) as stage:
+            os.link(disk / "disk.img", stage / "disk.img")
+            manifest = TemplateManifest(
+                name=NAME,
+                digest=digest,
+                disk_bytes=rootfs.DISK_BYTES,
+                protocol=PROTOCOL,
+                kernel_release=str(shelf.manifest(kernel)["release"]),
+                source=f"Debian {shelf.manifest(disk)['suite']} minbase, root disk {disk.name}",
+                **parts,
+            )
+            manifest.save(stage / "manifest.json")
+    return final, shelf.point(store.root / "names" / NAME, f"../template/{digest}")
