@@ -1,0 +1,27 @@
+"""Run code in microVMs: `from space import Sandbox, AsyncSandbox`.
+
+Importing `space` imports nothing else: a name is looked up in the SDK when it is first used, so that the server's
+processes and the command line do not pay for an HTTP client that they may not need.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from space.sdk import AsyncClient, AsyncSandbox, Client, CommandFailed, Result, Sandbox
+
+__version__ = "0.1.0"
+__all__ = ["AsyncClient", "AsyncSandbox", "Client", "CommandFailed", "Result", "Sandbox", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from space import sdk
+
+        return getattr(sdk, name)
+    raise AttributeError(f"module 'space' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,295 @@
+"""A sandbox in the hand: make one or connect to one, run commands, move trees, pause, delete."""
+
+from __future__ import annotations
+
+import posixpath
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import aclosing, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from space.model.errors import Gone, InvalidArgument, NotFound, SpaceError
+from space.model.sandbox import DEFAULT_CPUS, DEFAULT_DISK_MIB, DEFAULT_MEMORY_MIB, DEFAULT_TEMPLATE, DEFAULT_TTL_SECONDS, SandboxInfo
+from space.sdk.answers import Metrics, TreeSummary, record, sandbox_info
+from space.sdk.archive import Limits, Links, Staging, Unpacked
+from space.sdk.output import DEFAULT_OUTPUT_LIMIT, CommandFailed, ProcessStream, Result
+from space.sdk.pack import Exclude, pack
+from space.sdk.request import Command, Counted, Sink, Stdin, process_request, segment, stdin_bytes, upload_place
+
+from ._wait import invoke, offload
+from .client import HEARTBEAT_LIMIT_SECONDS, AsyncClient
+
+CREATE_SECONDS = 330.0  # a cold boot in a queue of boots; the server gives up after 300 s
+TREE_SECONDS = 150.0  # between two pieces of a tree; the server gives up after 120 s
+
+
+class AsyncSandbox:
+    """One sandbox. `create` or `connect` make this object; as a context manager it deletes what it created.
+
+    Cancelling a call (or Ctrl-C) closes its connection: a command ends with its connection.
+    """
+
+    def __init__(self, client: AsyncClient, info: SandboxInfo, *, owns_client: bool, deletes: bool) -> None:
+        self._client = client
+        self._info = info
+        self._owns_client = owns_client
+        self._deletes = deletes
+        self._path = f"/v1/sandboxes/{segment(info.id)}"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id}>"
+
+    @property
+    def id(self) -> str:
+        """The sandbox's identifier, `sb-...`."""
+        return self._info.id
+
+    # -- making one ----------------------------------------------------------------------------------------------------
+    @classmethod
+    async def create(
+        cls,
+        template: str = DEFAULT_TEMPLATE,
+        *,
+        cpus: int = DEFAULT_CPUS,
+        memory_mib: int = DEFAULT_MEMORY_MIB,
+        disk_mib: int = DEFAULT_DISK_MIB,
+        env: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        ttl_seconds: int = DEFAULT_TTL_SECONDS,
+        idempotency_key: str | None = None,
+        client: AsyncClient | None = None,
+        api_url: str | None = None,
+        api_key: str | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> Self:
+        """A new sandbox, running. memory, disk: MiB. ttl_seconds: from now on; then the server deletes it.
+
+        The request carries an idempotency key (a random one unless given), so a repeat after a lost answer makes no second
+        sandbox. Raises NoCapacity, NotFound (no such template), InvalidArgument, ConnectionFailed and the other errors of the tree.
+        """
+        spec: dict[str, Any] = {"template": template, "cpus": cpus, "memory_mib": memory_mib, "disk_mib": disk_mib}
+        spec |= {"env": dict(env or {}), "metadata": dict(metadata or {}), "ttl_seconds": ttl_seconds}
+        headers = {"idempotency-key": idempotency_key or secrets.token_hex(16)}
+        used = client or AsyncClient(api_url=api_url, api_key=api_key, transport=transport)
+        try:
+            answer = await used.call("POST", "/v1/sandboxes", json=spec, headers=headers, seconds=CREATE_SECONDS, repeatable=True)
+            return cls(used, sandbox_info(answer), owns_client=client is None, deletes=True)
+        except BaseException:
+            if client is None:
+                await used.aclose()
+            raise
+
+    @classmethod
+    async def connect(
+        cls,
+        sandbox_id: str,
+        *,
+        client: AsyncClient | None = None,
+        api_url: str | None = None,
+        api_key: str | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> Self:
+        """A sandbox that is there already; leaving its context manager does not delete it. NotFound when there is none."""
+        used = client or AsyncClient(api_url=api_url, api_key=api_key, transport=transport)
+        try:
+            answer = await used.call("GET", f"/v1/sandboxes/{segment(sandbox_id)}")
+            return cls(used, sandbox_info(answer), owns_client=client is None, deletes=False)
+        except BaseException:
+            if client is None:
+                await used.aclose()
+            raise
+
+    @classmethod
+    async def list(
+        cls,
+        *,
+        phase: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        client: AsyncClient | None = None,
+        api_url: str | None = None,
+        api_key: str | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> AsyncGenerator[SandboxInfo, None]:
+        """Every sandbox of the key's tenant, fetched page by page as they are taken."""
+        used = client or AsyncClient(api_url=api_url, api_key=api_key, transport=transport)
+        try:
+            async for info in used.sandboxes(phase=phase, metadata=metadata):
+                yield info
+        finally:
+            if client is None:
+                await used.aclose()
+
+    # -- its life ------------------------------------------------------------------------------------------------------
+    async def info(self) -> SandboxInfo:
+        """What the server says of it now."""
+        self._info = sandbox_info(await self._client.call("GET", self._path))
+        return self._info
+
+    async def pause(self) -> None:
+        """Stop its processors; memory and processes stay. Idempotent."""
+        await self._client.call("POST", f"{self._path}/pause")
+
+    async def resume(self) -> None:
+        """Let its processors run. Idempotent."""
+        await self._client.call("POST", f"{self._path}/resume")
+
+    async def noop(self) -> None:
+        """A round trip to the daemon in the guest."""
+        await self._client.call("POST", f"{self._path}/noop")
+
+    async def metrics(self) -> Metrics:
+        """Memory, processors, disk of the guest, and what its VM takes on the host."""
+        return record(Metrics, await self._client.call("GET", f"{self._path}/metrics"))
+
+    async def delete(self) -> None:
+        """End it and remove everything of it. Idempotent: one that is gone already is no error."""
+        with suppress(NotFound, Gone):
+            await self._client.call("DELETE", self._path)
+        self._deletes = False
+
+    async def aclose(self) -> None:
+        """Let go of it without deleting it; closes the connections that `create` or `connect` opened."""
+        if self._owns_client:
+            await self._client.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if self._deletes:
+                await self.delete()
+        except SpaceError as fault:
+            if error is None:
+                raise
+            error.add_note(f"and sandbox {self.id} could not be deleted: {fault}")
+        finally:
+            await self.aclose()
+
+    # -- commands ------------------------------------------------------------------------------------------------------
+    async def run(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        stdin: Stdin | None = None,
+        on_stdout: Callable[[str], object] | None = None,
+        on_stderr: Callable[[str], object] | None = None,
+        on_stdout_bytes: Callable[[bytes], object] | None = None,
+        on_stderr_bytes: Callable[[bytes], object] | None = None,
+        capture: bool = True,
+        output_limit: int = DEFAULT_OUTPUT_LIMIT,
+        check: bool = False,
+    ) -> Result:
+        """Run a command to its end, its output delivered as it comes.
+
+        command: a list of arguments, run as it is; or a string for `/bin/sh -c` (not a login shell). cwd: the user's home
+        unless given. user: `user` unless given. timeout: seconds, then the whole process group is killed and `timed_out`
+        set. stdin: up to 16 MiB, read to its end before the command starts. Text callbacks get whole characters
+        (what is no UTF-8 as U+FFFD), byte callbacks the raw pieces. An exception of a callback ends the command and comes out.
+        capture: keep the output for the result, up to `output_limit` bytes of each stream (TooLarge beyond).
+        check: raise CommandFailed unless the command ended with exit code 0.
+
+        Raises NotFound (no such program or sandbox), InvalidArgument, SandboxDied, StreamCut (the stream broke off, or no frame for
+        30 s: nothing may be concluded) and the other errors of the tree. A command is never repeated.
+        """
+        given = None if stdin is None else await offload(stdin_bytes, stdin)
+        body, headers = process_request(command, cwd=cwd, env=env, user=user, timeout=timeout, stdin=given)
+        sinks = {"stdout": Sink(on_stdout, on_stdout_bytes), "stderr": Sink(on_stderr, on_stderr_bytes)}
+        limit = HEARTBEAT_LIMIT_SECONDS
+        path = f"{self._path}/processes"
+        async with self._client.stream("POST", path, params={"stream": "1"}, content=body, headers=headers, seconds=limit) as response:
+            stream = ProcessStream(capture=capture, limit=output_limit, request_id=response.headers.get("x-request-id"))
+            async for data in self._client.pieces(response, limit):
+                for piece in stream.receive(data):
+                    for callback, value in sinks[piece.stream].calls(piece.data):
+                        await invoke(callback, value)
+            result = stream.result()
+        for sink in sinks.values():
+            for callback, value in sink.calls(b"", final=True):
+                await invoke(callback, value)
+        if check and not result.ok:
+            raise CommandFailed(command if isinstance(command, str) else " ".join(command), result)
+        return result
+
+    # -- trees ---------------------------------------------------------------------------------------------------------
+    async def upload(self, local_path: str | Path, guest_path: str, *, user: str | None = None, exclude: Exclude = ()) -> TreeSummary:
+        """Send a file or a directory. `guest_path` is its name there; with a trailing slash, the directory that it goes into.
+
+        A directory's contents are merged into one that is there. Symbolic links stay links. `exclude`: see `space.sdk.pack`.
+        A path that is not absolute begins at the user's home. Size and checksum are compared before this returns.
+        """
+        source = Path(local_path)
+        if not await offload(source.exists):
+            raise InvalidArgument(f"there is no {source}")
+        is_directory = await offload(source.is_dir)
+        place, name = upload_place(guest_path, (await offload(source.absolute)).name, is_directory=is_directory)
+        return await self.put_tar(pack(source, name=name, exclude=exclude), place, user=user)
+
+    async def put_tar(self, stream: Iterable[bytes], guest_path: str, *, user: str | None = None) -> TreeSummary:
+        """Unpack a tar stream in the directory `guest_path` (made if missing) as that user. `stream`: pieces, as an open file gives."""
+        counted = Counted(stream)
+
+        async def body() -> AsyncIterator[bytes]:
+            while piece := await offload(counted.step):
+                yield piece
+
+        headers = {"content-type": "application/x-tar"}
+        params = _place(guest_path, user)
+        path = f"{self._path}/tree"
+        async with self._client.stream("PUT", path, params=params, content=body(), headers=headers, seconds=TREE_SECONDS) as response:
+            await response.aread()
+            return counted.compare(record(TreeSummary, response.json()))
+
+    async def download(
+        self,
+        guest_path: str,
+        local_path: str | Path,
+        *,
+        user: str | None = None,
+        replace: bool = False,
+        links: Links = "refuse",
+        limits: Limits | None = None,
+    ) -> Unpacked:
+        """Fetch a file or a directory, unpacked safely: see `space.sdk.archive` for what is refused.
+
+        `local_path` is its name here; an existing directory, or a trailing slash, means into that directory, under its own name.
+        A file replaces a file; anything else that is there is a Conflict, unless `replace`. Nothing is left of a tree
+        that was refused or cut off. links: "skip" leaves out symbolic links that lead out of the tree (of a venv, say).
+        """
+        target = await offload(download_target, local_path, guest_path, replace)
+        with Staging(target.parent, limits=limits, links=links) as staging:
+            async with aclosing(self.get_tar(guest_path, user=user)) as pieces:
+                async for piece in pieces:
+                    await offload(staging.receive, piece)
+            return await offload(staging.commit, target, replace=replace)
+
+    async def get_tar(self, guest_path: str, *, user: str | None = None) -> AsyncGenerator[bytes, None]:
+        """The tar stream of a file or directory, in pieces, as the guest wrote it: do not unpack it with a tool that trusts it."""
+        params = _place(guest_path, user)
+        headers = {"accept": "application/x-tar"}
+        async with self._client.stream("GET", f"{self._path}/tree", params=params, headers=headers, seconds=TREE_SECONDS) as response:
+            async for piece in self._client.pieces(response, TREE_SECONDS):
+                yield piece
+
+
+def download_target(local_path: str | Path, guest_path: str, replace: bool) -> Path:
+    """Where a download goes: into a directory that is there (unless it is to be replaced), else to that very name."""
+    local = Path(local_path)
+    if str(local_path).endswith("/") or (local.is_dir() and not replace):
+        name = posixpath.basename(posixpath.normpath(guest_path))
+        return local / (name if name not in ("", ".", "..", "/") else "root")
+    return local.absolute()
+
+
+def _place(guest_path: str, user: str | None) -> dict[str, str]:
+    if not guest_path:
+        raise InvalidArgument("the guest path is empty")
+    return {"path": guest_path} | ({"user": user} if user is not None else {})

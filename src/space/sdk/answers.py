@@ -1,0 +1,127 @@
+"""The server's answers as values, and its problems as exceptions. An answer of another shape is a ProtocolError."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from space.model.errors import (
+    Conflict,
+    DeadlineExceeded,
+    Gone,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    ProtocolError,
+    RateLimited,
+    SpaceError,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+    from_code,
+)
+from space.model.sandbox import Phase, SandboxInfo, SandboxSpec
+
+T = TypeVar("T")
+
+_BY_STATUS: dict[int, type[SpaceError]] = {
+    400: InvalidArgument, 401: Unauthenticated, 403: PermissionDenied, 404: NotFound, 409: Conflict, 410: Gone,
+    413: TooLarge, 429: RateLimited, 502: Unavailable, 503: Unavailable, 504: DeadlineExceeded,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """A sandbox's figures. memory, disk: bytes. cpu, uptime: milliseconds. load1_milli: thousandths. host_*: the VMM's, on the host."""
+
+    memory_total: int
+    memory_available: int
+    cpu_user_ms: int
+    cpu_system_ms: int
+    disk_total: int
+    disk_used: int
+    processes: int
+    uptime_ms: int
+    load1_milli: int
+    host_memory_bytes: int = 0
+    host_cpu_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSummary:
+    """A tree that went over: how many entries, and the size and CRC-32 of its tar stream, equal on both sides."""
+
+    entries: int
+    bytes: int
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """An API key as the server lists it, without the secret."""
+
+    id: str
+    tenant: str
+    scope: str
+    name: str
+    created_at: float
+    revoked_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyCreated:
+    """A new API key. `key` is the secret: shown once, stored hashed; it stays out of `repr`."""
+
+    id: str
+    tenant: str
+    scope: str
+    name: str
+    key: str = field(repr=False)
+
+
+def sandbox_info(answer: Any) -> SandboxInfo:
+    """A sandbox object."""
+    try:
+        spec = answer["spec"]
+        known = {item.name for item in fields(SandboxSpec)}
+        return SandboxInfo(
+            id=str(answer["id"]),
+            phase=Phase(answer["phase"]),
+            spec=SandboxSpec(**{name: value for name, value in spec.items() if name in known}),
+            created_at=float(answer["created_at"]),
+            expires_at=float(answer["expires_at"]),
+            revision=int(answer["revision"]),
+            isolation=str(answer["isolation"]),
+            reason=answer.get("reason"),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ProtocolError(f"the server's answer is no sandbox: {error!r}", hint="is the server of another version?") from error
+
+
+def record(cls: type[T], answer: Any) -> T:
+    """`answer` as a value of `cls`, one of this module's: unknown fields are ignored, so that a newer server is understood."""
+    try:
+        return cls(**{item.name: answer[item.name] for item in fields(cls) if item.name in answer})  # type: ignore[arg-type]
+    except (KeyError, TypeError) as error:
+        raise ProtocolError(f"the server's answer is no {cls.__name__}: {error!r}", hint="is the server of another version?") from error
+
+
+def problem(status: int, body: bytes, headers: Mapping[str, str]) -> SpaceError:
+    """The exception of an answer that is no success. A body that is no problem object (a proxy's page) goes by its status."""
+    request_id = headers.get("x-request-id")
+    try:
+        document = json.loads(body)
+        code = document["code"]
+    except (ValueError, KeyError, TypeError):
+        cls = _BY_STATUS.get(status, ProtocolError)
+        return cls(f"the server answered {status} without saying why", hint="is it a `space` server?", request_id=request_id)
+    return problem_document(document, str(code), request_id)
+
+
+def problem_document(document: Mapping[str, Any], code: str, request_id: str | None = None) -> SpaceError:
+    """The exception of a problem object (also of a process stream's error frame)."""
+    text = document.get("detail") or document.get("title") or "the server gave no reason"
+    hint = document.get("hint")
+    return from_code(code, str(text), hint=str(hint) if hint else None, request_id=document.get("request_id") or request_id)

@@ -1,0 +1,147 @@
+"""Requests as bytes: what a caller says of a sandbox or a command becomes the body that the API takes. No I/O but reading stdin."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any
+from urllib.parse import quote
+
+from space.model.errors import InvalidArgument, StreamCut, TooLarge
+from space.model.frames import MEDIA_TYPE, PROCESS_MEDIA_TYPE
+from space.model.sandbox import MAX_STDIN
+from space.sdk.answers import TreeSummary
+
+Command = str | Sequence[str]
+Stdin = bytes | str | IO[bytes] | Iterable[bytes]
+
+
+def argv_of(command: Command) -> list[str]:
+    """The arguments that run. A string goes to `/bin/sh -c`: not a login shell, whose profile would replace PATH and cost time."""
+    if isinstance(command, str):
+        return ["/bin/sh", "-c", command]
+    argv = list(command)
+    if not argv or not all(isinstance(item, str) for item in argv):
+        raise InvalidArgument("a command is a string for the shell, or a list of at least one string")
+    return argv
+
+
+def stdin_bytes(stdin: Stdin) -> bytes:
+    """All of stdin. TooLarge above 16 MiB, which is what one request carries."""
+    if isinstance(stdin, str):
+        gathered = stdin.encode("utf-8", "surrogateescape")
+    elif isinstance(stdin, (bytes, bytearray, memoryview)):
+        gathered = bytes(stdin)
+    elif callable(read := getattr(stdin, "read", None)):
+        # A pipe may give less than was asked for.
+        gathered = _up_to_limit(iter(lambda: read(256 << 10), b""))
+    else:
+        gathered = _up_to_limit(stdin)
+    if len(gathered) > MAX_STDIN:
+        raise TooLarge(f"stdin is longer than {MAX_STDIN} bytes", hint="upload it as a file and redirect the command's input from it")
+    return gathered
+
+
+def _up_to_limit(pieces: Iterable[bytes]) -> bytes:
+    gathered = bytearray()
+    for piece in pieces:
+        if isinstance(piece, str):
+            raise InvalidArgument("stdin gives text; it must give bytes (open the file with 'rb')")
+        gathered += piece
+        if len(gathered) > MAX_STDIN:
+            break
+    return bytes(gathered)
+
+
+def process_request(
+    command: Command, *, cwd: str | None, env: Mapping[str, str] | None, user: str | None, timeout: float | None, stdin: bytes | None
+) -> tuple[bytes, dict[str, str]]:
+    """Body and headers that start a process."""
+    if timeout is not None and not timeout > 0:
+        raise InvalidArgument(f"a timeout is a number of seconds above 0, not {timeout}", hint="None means no limit")
+    document: dict[str, Any] = {"argv": argv_of(command)}
+    if cwd is not None:
+        document["cwd"] = cwd
+    if env:
+        document["env"] = dict(env)
+    if user is not None:
+        document["user"] = user
+    if timeout is not None:
+        document["timeout_ms"] = max(1, round(timeout * 1000))
+    try:
+        body = json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"the command holds text that is no UTF-8: {error}") from error
+    if stdin is None:
+        return body, {"content-type": "application/json", "accept": MEDIA_TYPE}
+    return struct.pack("<I", len(body)) + body + stdin, {"content-type": PROCESS_MEDIA_TYPE, "accept": MEDIA_TYPE}
+
+
+def segment(value: str) -> str:
+    """An identifier as one segment of a URL's path."""
+    if not value or value in (".", ".."):
+        raise InvalidArgument(f"not an identifier: {value!r}")
+    return quote(value, safe="")
+
+
+def upload_place(guest_path: str, source_name: str, *, is_directory: bool) -> tuple[str, str]:
+    """(directory to unpack in, entry's name) for an upload to `guest_path`; a trailing slash means *into that directory*."""
+    if not guest_path:
+        raise InvalidArgument("the guest path is empty")
+    into = guest_path.endswith("/")
+    if is_directory:
+        return (guest_path + source_name if into else guest_path), "."
+    if into:
+        return guest_path, source_name
+    directory, _, name = guest_path.rpartition("/")
+    if name in (".", ".."):
+        raise InvalidArgument(f"{guest_path!r} names a directory", hint="end it with / to put the file into it")
+    return directory or ("/" if guest_path.startswith("/") else "."), name
+
+
+class Counted:
+    """A tar stream on its way up: counts its bytes and their CRC-32, to compare with what the guest took."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces: Iterator[bytes] = iter(pieces)
+        self.bytes = 0
+        self.crc32 = 0
+
+    def step(self) -> bytes:
+        """The next piece; empty at the end."""
+        for piece in self._pieces:
+            if piece:
+                self.bytes += len(piece)
+                self.crc32 = zlib.crc32(piece, self.crc32)
+                return piece
+        return b""
+
+    def compare(self, summary: TreeSummary) -> TreeSummary:
+        """`summary` if the guest took exactly what was sent; StreamCut otherwise."""
+        if (summary.bytes, summary.crc32) != (self.bytes, self.crc32):
+            raise StreamCut(
+                f"{self.bytes} bytes with CRC-32 {self.crc32:08x} were sent; the guest took {summary.bytes} with {summary.crc32:08x}",
+                hint="repeat the upload",
+            )
+        return summary
+
+
+class Sink:
+    """One output's callbacks. Text is decoded as it comes: a character that is split over two pieces is given when it is whole."""
+
+    def __init__(self, on_text: Callable[[str], object] | None, on_bytes: Callable[[bytes], object] | None) -> None:
+        self._on_text = on_text
+        self._on_bytes = on_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def calls(self, data: bytes, *, final: bool = False) -> list[tuple[Callable[[Any], object], str | bytes]]:
+        """The calls to make for `data`, in order."""
+        calls: list[tuple[Callable[[Any], object], str | bytes]] = []
+        if self._on_bytes is not None and data:
+            calls.append((self._on_bytes, data))
+        if self._on_text is not None and (text := self._decoder.decode(data, final)):
+            calls.append((self._on_text, text))
+        return calls
