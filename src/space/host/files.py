@@ -23,10 +23,10 @@ def open_beneath(directory: int, path: str, flags: int, mode: int = 0) -> int:
 
 
 def open_directory(path: str | os.PathLike[str], *, inside: int | None = None) -> int:
-    """A descriptor of a directory to work below."""
+    """A descriptor of a directory to work below. One that is not `inside` another is the operator's own, and may be a link."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     if inside is None:
-        return os.open(path, flags | os.O_NOFOLLOW)
+        return os.open(path, flags)
     return open_beneath(inside, os.fspath(path), flags)
 
 

@@ -1,0 +1,253 @@
+"""The node's side of rootd's socket: typed methods, pidfds beside the answers, and a rootd that may be followed by another.
+
+One SEQPACKET connection; answers come in the order of the questions. When the connection breaks with operations in flight,
+each is asked once more over a new one: rootd's operations are idempotent. A second break is `Unavailable`.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import json
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from space.model.errors import Internal, ProtocolError, SpaceError, Unavailable, from_code
+from space.model.rootd import CreateSandbox, Describe, Operation, SandboxOp, SlotOp, StartVmm
+
+_ANSWER_BYTES = 4 << 20
+_RECONNECT_STEPS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # serve starts a rootd that died again after a moment
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxOnHost:
+    """A sandbox that rootd found on the host. alive: its VMM lives."""
+
+    sandbox: str
+    generation: int
+    slot: int
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What of this instance is on the host."""
+
+    slots: tuple[int, ...]
+    sandboxes: tuple[SandboxOnHost, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """A sandbox's cgroup: memory now, CPU time so far."""
+
+    memory_bytes: int
+    cpu_usec: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    values: dict[str, Any]
+    pidfd: int | None
+
+
+class _Broken(Exception):
+    """The connection ended before the answer."""
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """One connection and the futures of the questions that are not answered yet."""
+
+    channel: socket.socket
+    loop: asyncio.AbstractEventLoop
+    answers: deque[asyncio.Future[_Answer]] = field(default_factory=deque)
+    open: bool = True
+
+    def ask(self, message: bytes) -> asyncio.Future[_Answer]:
+        try:
+            self.channel.send(message)
+        except OSError as error:
+            self.close(f"rootd does not take messages: {error.strerror}")
+            raise _Broken(str(error)) from error
+        answer: asyncio.Future[_Answer] = self.loop.create_future()
+        self.answers.append(answer)
+        return answer
+
+    def readable(self) -> None:
+        """Take one answer, which belongs to the oldest question."""
+        try:
+            data, rights, flags, _ = self.channel.recvmsg(_ANSWER_BYTES, socket.CMSG_SPACE(4))
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.close(f"connection to rootd: {error.strerror}")
+            return
+        received = [fd for level, kind, raw in rights if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS) for fd in _integers(raw)]
+        for descriptor in received:
+            os.set_inheritable(descriptor, False)
+        if not data or not self.answers or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            _close_all(received)
+            self.close("rootd ended" if not data else "rootd sent what nobody asked for")
+            return
+        future = self.answers.popleft()
+        if future.done():  # whoever asked was cancelled
+            _close_all(received)
+            return
+        try:
+            future.set_result(_Answer(_values(data), received.pop() if received else None))
+        except SpaceError as error:
+            future.set_exception(error)
+        _close_all(received)
+
+    def close(self, why: str) -> None:
+        if not self.open:
+            return
+        self.open = False
+        self.loop.remove_reader(self.channel)
+        self.channel.close()
+        while self.answers:
+            future = self.answers.popleft()
+            if not future.done():
+                future.set_exception(_Broken(why))
+
+
+class RootdClient:
+    """rootd, as the node sees it. Cancelling a method does not undo what rootd was asked; asking again is safe."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection: _Connection | None = None
+        self._connecting = asyncio.Lock()
+
+    async def describe(self) -> Description:
+        """What of this instance is on the host."""
+        values = (await self._ask("describe", Describe())).values
+        return _read(
+            lambda: Description(
+                tuple(int(slot) for slot in values["slots"]),
+                tuple(SandboxOnHost(one["sandbox"], one["generation"], one["slot"], one["alive"]) for one in values["sandboxes"]),
+            )
+        )
+
+    async def create_slot(self, slot: int) -> None:
+        """Namespace, TAP and ruleset; returns when the ruleset was read back."""
+        await self._ask("create_slot", SlotOp(slot))
+
+    async def destroy_slot(self, slot: int) -> None:
+        """Remove a slot; Conflict while a VMM lives in it."""
+        await self._ask("destroy_slot", SlotOp(slot))
+
+    async def create_sandbox(self, request: CreateSandbox) -> None:
+        """Directory, disk and cgroup; NotFound without the template, Conflict when it is there in another shape."""
+        await self._ask("create_sandbox", request)
+
+    async def start_vmm(self, request: StartVmm) -> int:
+        """Boot it; its sockets listen. Returns a pidfd that the caller owns. Gone when this generation ran and has ended."""
+        return self._pidfd(await self._ask("start_vmm", request))
+
+    async def adopt_vmm(self, sandbox: str, generation: int) -> int | None:
+        """A pidfd, which the caller owns, of the VMM if it lives."""
+        answer = await self._ask("adopt_vmm", SandboxOp(sandbox, generation))
+        return self._pidfd(answer) if answer.values.get("alive") is True else None
+
+    async def kill_vmm(self, sandbox: str, generation: int) -> None:
+        """Send SIGKILL to all of it; the pidfd says when it is dead."""
+        await self._ask("kill_vmm", SandboxOp(sandbox, generation))
+
+    async def destroy_sandbox(self, sandbox: str, generation: int) -> None:
+        """Remove files, sockets and cgroups; Conflict while the VMM lives."""
+        await self._ask("destroy_sandbox", SandboxOp(sandbox, generation))
+
+    async def usage(self, sandbox: str, generation: int) -> Usage:
+        """Memory and CPU of the sandbox's cgroup."""
+        values = (await self._ask("usage", SandboxOp(sandbox, generation))).values
+        return _read(lambda: Usage(int(values["memory_bytes"]), int(values["cpu_usec"])))
+
+    async def aclose(self) -> None:
+        """Close the connection; what is in flight fails."""
+        if self._connection is not None:
+            self._connection.close("closed")
+
+    async def _ask(self, op: str, record: Operation) -> _Answer:
+        message = json.dumps({"op": op, **asdict(record)}).encode()
+        for attempt in (1, 2):
+            connection = await self._connected()
+            answer: asyncio.Future[_Answer] | None = None
+            try:
+                answer = connection.ask(message)
+                return await answer
+            except _Broken as error:
+                if attempt == 2:
+                    raise Unavailable(f"rootd went away twice during {op}: {error}", hint="its log says why") from error
+            except asyncio.CancelledError:
+                if answer is not None and answer.done() and not answer.cancelled() and answer.exception() is None:
+                    _close_all([fd for fd in (answer.result().pidfd,) if fd is not None])
+                raise
+        raise AssertionError
+
+    async def _connected(self) -> _Connection:
+        async with self._connecting:
+            if self._connection is not None and self._connection.open:
+                return self._connection
+            loop = asyncio.get_running_loop()
+            for pause in _RECONNECT_STEPS:
+                await asyncio.sleep(pause)
+                channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+                try:
+                    channel.connect(str(self._path))  # to a UNIX socket: at once, or EAGAIN when its queue is full
+                except OSError as error:
+                    channel.close()
+                    failure = error
+                    continue
+                self._connection = _Connection(channel, loop)
+                loop.add_reader(channel, self._connection.readable)
+                return self._connection
+            raise Unavailable(f"rootd cannot be reached at {self._path}: {failure.strerror}", hint="is serve running?") from failure
+
+    @staticmethod
+    def _pidfd(answer: _Answer) -> int:
+        if answer.pidfd is None:
+            raise ProtocolError("rootd's answer came without the pidfd")
+        return answer.pidfd
+
+
+def _values(data: bytes) -> dict[str, Any]:
+    """The fields of an answer; raises what a refusal says."""
+    try:
+        raw = json.loads(data)
+    except ValueError as error:
+        raise ProtocolError("rootd's answer is not JSON") from error
+    if not isinstance(raw, dict):
+        raise ProtocolError("rootd's answer is not an object")
+    if raw.get("ok") is True:
+        return raw
+    hint = raw.get("hint")
+    raise from_code(str(raw.get("code", "internal")), str(raw.get("message", "rootd failed")), hint=str(hint) if hint else None)
+
+
+def _read(parse: Callable[[], T]) -> T:
+    try:
+        return parse()
+    except (KeyError, TypeError, ValueError) as error:
+        raise Internal("rootd's answer lacks what was asked for") from error
+
+
+def _integers(raw: bytes) -> array.array[int]:
+    numbers = array.array("i")
+    numbers.frombytes(raw[: len(raw) - len(raw) % numbers.itemsize])
+    return numbers
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        with suppress(OSError):
+            os.close(descriptor)
