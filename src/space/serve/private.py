@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,82 @@ def random_name() -> str:
     return "p" + secrets.token_hex(5)
 
 
+class Launch:
+    """A serve of our own: it stops when `hang_up` is called, or when this process is gone. The caller waits for `process`."""
+
+    def __init__(
+        self,
+        name: str,
+        overrides: Mapping[str, str],
+        *,
+        ephemeral: bool,
+        python: Path | None = None,
+        dev: bool = False,
+        log: Path | None = None,
+    ) -> None:
+        self.name = name
+        self._channel, theirs = socket.socketpair()
+        argv = [str(python or sys.executable), "-I", "-m", "space.serve.main", "--instance", name]
+        argv += ["--parent-fd", str(theirs.fileno()), *(["--ephemeral"] if ephemeral else []), *(["--dev"] if dev else [])]
+        for key, value in overrides.items():
+            argv += ["--set", f"{key}={value}"]
+        with ExitStack() as stack:
+            stack.callback(theirs.close)
+            sink: int = subprocess.DEVNULL
+            if log is not None:
+                sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+                stack.callback(os.close, sink)
+            # A session of its own: the terminal's ^C is for whoever holds the block, and reaches serve as the hang-up.
+            self.process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                pass_fds=[theirs.fileno()],
+                cwd="/",
+                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+                start_new_session=True,
+            )
+
+    def wait_until_ready(self) -> Served:
+        """Where it serves; Unavailable, or what serve itself said, when it cannot start."""
+        said = json.loads(self._line(time.monotonic() + _START_WITHIN) or "null")
+        if said is None:
+            fact = f"the private server {self.name} did not start (status {self.process.poll()})"
+            raise Unavailable(fact, hint="`space doctor` says what is missing")
+        if "error" in said:
+            fault: SpaceError = from_code(str(said["error"]), str(said["message"]), hint=said.get("hint"))
+            raise fault
+        instance = load(self.name)
+        if instance is None:
+            raise Unavailable(f"the private server {self.name} is gone again")
+        return Served(str(said["url"]), instance.admin_key.read_text().strip(), instance, self.process.pid)
+
+    def hang_up(self) -> None:
+        """Let serve stop; idempotent."""
+        self._channel.close()
+
+    def stop(self) -> None:
+        """Hang up and wait until it has stopped; killed after a minute."""
+        self.hang_up()
+        try:
+            self.process.wait(_STOP_WITHIN)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _line(self, deadline: float) -> str:
+        """What serve writes, up to its line's end; "" when it hangs up or is late."""
+        text = b""
+        while not text.endswith(b"\n"):
+            ready, _, _ = select.select([self._channel], [], [], max(0.0, deadline - time.monotonic()))
+            data = self._channel.recv(65536) if ready else b""
+            if not data:
+                return ""
+            text += data
+        return text.decode()
+
+
 @contextmanager
 def private_instance(
     overrides: Mapping[str, str] | None = None,
@@ -54,63 +130,8 @@ def private_instance(
     overrides: settings, as `space serve --set` takes them. python: the runtime's interpreter, default this one. dev: it may
     be a checkout's. log: where serve's own lines go, default nowhere. Unavailable, or what serve said, when it cannot start.
     """
-    name = random_name()
-    sets = {"port": "0", **(overrides or {})}
-    ours, theirs = socket.socketpair()
-    argv = [str(python or sys.executable), "-I", "-m", "space.serve.main", "--instance", name, "--ephemeral"]
-    argv += ["--parent-fd", str(theirs.fileno()), *(["--dev"] if dev else [])]
-    for key, value in sets.items():
-        argv += ["--set", f"{key}={value}"]
-    sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600) if log else subprocess.DEVNULL
-    with ours:
-        try:
-            # A session of its own: the terminal's ^C is for whoever holds the block, and reaches serve as the hang-up.
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-                pass_fds=[theirs.fileno()],
-                cwd="/",
-                env={},
-                start_new_session=True,
-            )
-        finally:
-            theirs.close()
-            if log:
-                os.close(sink)
-        try:
-            yield _served(name, ours, process)
-        finally:
-            with suppress(OSError):
-                ours.shutdown(socket.SHUT_RDWR)
-            try:
-                process.wait(_STOP_WITHIN)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def _served(name: str, channel: socket.socket, process: subprocess.Popen[bytes]) -> Served:
-    said = json.loads(_line(channel, time.monotonic() + _START_WITHIN) or "null")
-    if said is None:
-        raise Unavailable(f"the private server {name} did not start (status {process.poll()})", hint="`space doctor` says what is missing")
-    if "error" in said:
-        fault: SpaceError = from_code(str(said["error"]), str(said["message"]), hint=said.get("hint"))
-        raise fault
-    instance = load(name)
-    if instance is None:
-        raise Unavailable(f"the private server {name} is gone again")
-    return Served(str(said["url"]), instance.admin_key.read_text().strip(), instance, process.pid)
-
-
-def _line(channel: socket.socket, deadline: float) -> str:
-    """What serve writes, up to its line's end; "" when it hangs up or is late."""
-    text = b""
-    while not text.endswith(b"\n"):
-        ready, _, _ = select.select([channel], [], [], max(0.0, deadline - time.monotonic()))
-        data = channel.recv(65536) if ready else b""
-        if not data:
-            return ""
-        text += data
-    return text.decode()
+    launch = Launch(random_name(), {"port": "0", **(overrides or {})}, ephemeral=True, python=python, dev=dev, log=log)
+    try:
+        yield launch.wait_until_ready()
+    finally:
+        launch.stop()

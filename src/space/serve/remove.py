@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import os
-import shutil
-from contextlib import suppress
 from pathlib import Path
 
-from space.config.instance import Instance, instances, release
-from space.model.errors import Conflict
+from space.config.instance import Instance, instances
+from space.model.errors import Conflict, Internal
 from space.rootd.sweep import sweep
 from space.serve import layout, records
 
-_MARK = "ephemeral"  # serve --ephemeral puts it there
+EPHEMERAL = "ephemeral"  # a file in the data directory: nobody wants this instance once its serve is gone
 
 
 def remove(instance: Instance) -> None:
-    """Everything of it is gone afterwards. The caller holds the instance's lock, or knows that nobody serves it."""
+    """Everything of it is gone afterwards, or Internal says what is not. The caller holds its lock, or knows that nobody serves it."""
     records.kill_all(instance.services)
-    sweep(instance)
-    # The record and the uid block go last: until then a repeat after a crash finds the instance by its name.
-    for entry in instance.data.iterdir() if instance.data.is_dir() else ():
-        if entry.name != "instance.json":
-            _delete(entry)
-    _delete(instance.run)
-    release(instance)
-    _delete(instance.data)
+    if left := sweep(instance, data=True):
+        raise Internal(f"not everything of instance {instance.name} could be removed: {'; '.join(left)}", hint="repeat it")
 
 
 def remove_abandoned(data_root: Path, run_root: Path) -> list[str]:
     """Remove the ephemeral instances whose serve was killed together with its owner; their names."""
     gone = []
     for instance in list(instances(data_root=data_root, run_root=run_root)):
-        if not (instance.data / _MARK).exists():
+        if not (instance.data / EPHEMERAL).exists():
             continue
         instance.run.mkdir(mode=0o755, parents=True, exist_ok=True)
         try:
@@ -45,11 +37,3 @@ def remove_abandoned(data_root: Path, run_root: Path) -> list[str]:
             os.close(held)
         gone.append(str(instance.name))
     return gone
-
-
-def _delete(path: Path) -> None:
-    with suppress(FileNotFoundError):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()

@@ -1,0 +1,143 @@
+"""What is on this host, in words, so that a test's teardown can prove that nothing was left.
+
+Three views, each a set of sentences: everything of one instance, what its sandboxes hold, and what belongs to no instance.
+Each instance is looked at by what hangs on its name and uids, so that instances beside it do not disturb the answer.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from space.config.instance import Instance
+from space.host import namespaces
+
+Things = frozenset[str]
+
+
+def of_instance(instance: Instance) -> Things:
+    """Everything of an instance: processes, mounts, loop devices, cgroups, shared memory, files, its uid block."""
+    found = set(_processes(instance, instance.uid_range)) | set(_kernel_things(instance))
+    found |= {f"directory {path}" for path in (instance.data, instance.run) if path.exists()}
+    block = instance.data_root / "instances" / ".blocks" / str(instance.index)
+    if block.exists() and block.read_text() == instance.name:
+        found.add(f"uid block {block}")
+    return frozenset(found)
+
+
+def of_sandboxes(instance: Instance) -> Things:
+    """What the sandboxes of a running instance hold: VMMs, namespaces, mounts, cgroups, directories, sockets."""
+    found = set(_processes(instance, range(instance.vm_uid(0), instance.uid_range.stop)))
+    found |= {thing for thing in _kernel_things(instance) if not thing.endswith(f"/{instance.cgroup}")}
+    for directory in (instance.sandboxes, instance.run / "vm", instance.run / "netns"):
+        found |= {f"file {path}" for path in _entries(directory)}
+    return frozenset(found)
+
+
+def of_host() -> Things:
+    """What belongs to no instance: interfaces and nft tables of the root namespace, loop devices, mounts, kept namespaces."""
+    tables = subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=False).stdout.splitlines()
+    return frozenset(
+        {
+            *(f"interface {path.name}" for path in _entries(Path("/sys/class/net"))),
+            *(f"nft {line}" for line in tables),
+            *(f"loop device of {backing}" for backing in _loops()),
+            *(f"mount {point}" for point in _mounts() if not point.startswith(("/run/space/", "/var/lib/space/"))),
+        }
+    )
+
+
+def descriptors(pid: int) -> list[str]:
+    """What a process has open, for a count and for the words when the count grew."""
+    found = []
+    for path in _entries(Path(f"/proc/{pid}/fd")):
+        try:
+            found.append(str(path.readlink()))
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def settle(look: Callable[[], Things], expected: Things = frozenset(), *, within: float = 10.0) -> None:
+    """Wait until `look` sees nothing beyond `expected`; AssertionError names what is left after `within` seconds."""
+    deadline = time.monotonic() + within
+    while left := look() - expected:
+        if time.monotonic() > deadline:
+            raise AssertionError(f"left on the host after {within:g} s:\n  " + "\n  ".join(sorted(left)))
+        time.sleep(0.05)
+
+
+def _processes(instance: Instance, uids: range) -> Iterator[str]:
+    """Processes of those uids, in the instance's cgroup, or started for it by name; zombies left out: they hold nothing."""
+    argument = b"--instance\0" + instance.name.encode() + b"\0"
+    for entry in _entries(Path("/proc")):
+        if not entry.name.isdigit():
+            continue
+        try:
+            owner = entry.stat().st_uid
+            command = (entry / "cmdline").read_bytes()
+            groups = (entry / "cgroup").read_text()
+        except OSError:
+            continue
+        named = owner == 0 and b"space." in command and argument in command and uids == instance.uid_range
+        if (owner in uids or named or f"/{instance.cgroup}/" in groups + "/") and namespaces.start_time(int(entry.name)) is not None:
+            words = command.replace(b"\0", b" ").decode(errors="replace").strip()
+            yield f"process {entry.name} of uid {owner}: {words[:160]}"
+
+
+def _kernel_things(instance: Instance) -> Iterator[str]:
+    places = (f"{instance.run}/", f"{instance.data}/")
+    yield from (f"mount {point}" for point in _mounts() if point.startswith(places))
+    yield from (f"loop device of {backing}" for backing in _loops() if backing.startswith(places))
+    for root in _cgroup_roots():
+        top = root / instance.cgroup
+        yield from (f"cgroup {path}" for path in [top, *_directories(top)] if path.is_dir())
+    for path in _entries(Path("/dev/shm")):
+        try:
+            if path.lstat().st_uid in instance.uid_range:
+                yield f"shared memory {path}"
+        except FileNotFoundError:
+            continue
+
+
+def _mounts() -> list[str]:
+    return [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+
+
+def _cgroup_roots() -> list[Path]:
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        if right.split()[0] in ("cgroup", "cgroup2"):
+            found.append(Path(left.split()[4]))
+    return found
+
+
+def _loops() -> Iterator[str]:
+    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+        try:
+            yield path.read_text().strip()
+        except OSError:
+            continue
+
+
+def _directories(top: Path) -> Iterator[Path]:
+    for path in _entries(top):
+        if path.is_dir():
+            yield path
+            yield from _directories(path)
+
+
+def _entries(directory: Path) -> Iterable[Path]:
+    try:
+        return list(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
+        return []
