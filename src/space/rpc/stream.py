@@ -1,7 +1,8 @@
 """One stream of a session: send, and iterate over what comes. The same object for the side that opened it and the side that serves it.
 
-Credit is returned as the consumer takes. A consumer or a sender that is cancelled resets the stream: half an answer is of no use to
-anybody. What came before a reset or the session's end is still handed out, then the error is raised.
+Credit is returned as the consumer takes. A consumer or a sender that is cancelled resets a stream that this side opened: half an answer
+is of no use to anybody. (On the served side the end of the handler decides.) What came before a reset or the session's end is still
+handed out, then the error is raised.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Stream:
         """Send bytes, in frames; returns when the transport has taken them all. lane: 0 main, 1 stderr.
 
         Waits for credit and for the transport's buffer. Raises the stream's or session's error when they end first, Conflict after
-        our own `close`. Cancellation resets the stream.
+        our own `close`. Cancellation resets a stream that we opened.
         """
         view = memoryview(data).cast("B")
         at = 0
@@ -139,7 +140,7 @@ class Stream:
                     return room
                 await self._credit.wait()
         except asyncio.CancelledError:
-            self.reset_now("unavailable", "the sender was cancelled")
+            self._abandoned("the sender was cancelled")
             raise
 
     # Receiving
@@ -150,7 +151,7 @@ class Stream:
     async def __anext__(self) -> Data | Message:
         """The next piece (`payload` has its bytes); the end when the peer closed. One consumer at a time.
 
-        Raises the error of the peer's reset, or of the session's end. The end of a stream that we opened closes our side as well: no
+        Raises the error of the peer's reset, or of the session's end. Cancellation resets a stream that we opened. The end of a stream that we opened closes our side as well: no
         verb takes anything after its answer.
         """
         while True:
@@ -172,7 +173,7 @@ class Stream:
             try:
                 await self._arrived
             except asyncio.CancelledError:
-                self.reset_now("unavailable", "the consumer was cancelled")
+                self._abandoned("the consumer was cancelled")
                 raise
             finally:
                 self._arrived = None
@@ -187,6 +188,10 @@ class Stream:
             self.reset_now("unavailable", "the other side left")
         elif self._mine:
             self.close_now()
+
+    def _abandoned(self, why: str) -> None:
+        if self._mine:
+            self.reset_now("unavailable", why)
 
     # What the link tells
 
