@@ -32,8 +32,8 @@ _MODES = {"etc/sudoers.d/user": 0o440}
 # mmdebstrap keeps the machine's apt settings in the first two; the others are logs and caches with times in them.
 _REMOVED = (
     "etc/apt/apt.conf.d/99mmdebstrap", "etc/dpkg/dpkg.cfg.d/99mmdebstrap", "var/log/dpkg.log", "var/log/alternatives.log",
-    "var/log/bootstrap.log", "var/cache/ldconfig/aux-cache", "var/cache/debconf/config.dat-old", "var/cache/debconf/templates.dat-old", "var/lib/dpkg/status-old",
-    "etc/passwd-", "etc/group-", "etc/shadow-", "etc/gshadow-", "etc/subuid-", "etc/subgid-",
+    "var/log/bootstrap.log", "var/cache/ldconfig/aux-cache", "var/cache/debconf/config.dat-old", "var/cache/debconf/templates.dat-old",
+    "var/lib/dpkg/status-old", "etc/passwd-", "etc/group-", "etc/shadow-", "etc/gshadow-", "etc/subuid-", "etc/subgid-",
 )  # fmt: skip
 _EXAMPLE_SOURCES = "usr/share/doc/apt/examples/sources.list"
 

@@ -1,0 +1,41 @@
+# Everything that a person types. As root, on Debian 12; what is missing is installed first.
+.POSIX:
+.SUFFIXES:
+.PHONY: help setup demo test test-unit test-full bench lint lock clean
+.NOTPARALLEL:
+
+PYTHON = /opt/space/current/bin/python
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | awk -F '\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+
+setup: ## make this machine ready: packages, runtime, storage, guest kernel, base template (quiet when it is)
+	@setup/bootstrap
+
+demo: setup ## run a real library's test suite in a sandbox, step by step
+	@$(PYTHON) demo/demo.py
+
+test: ## set up, then every check and test: what CI runs
+	@setup/bootstrap --tests
+	@setup/check all
+
+test-full: ## the same with the long tier
+	@setup/bootstrap --tests
+	@setup/check full
+
+test-unit: ## what needs no guest: unit, contract, golden, property and short fuzz tests
+	@setup/bootstrap --tests
+	@setup/check unit
+
+lint: ## ruff, mypy, import contract, rustfmt, clippy
+	@setup/bootstrap --tests
+	@setup/check lint
+
+bench: setup ## measure, print ratios
+	@$(PYTHON) -m bench
+
+lock: ## resolve the dependencies anew (for maintainers)
+	@PYTHONPATH=src /usr/bin/python3 -s -m space.setup.lock
+
+clean: ## take everything off this host that space put there; Debian packages stay
+	@setup/clean
