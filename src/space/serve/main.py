@@ -20,7 +20,7 @@ from space.config import settings as config
 from space.config.instance import SETTINGS_ROOT, Instance, claim
 from space.host import syscalls
 from space.model.errors import Internal, InvalidArgument, SpaceError
-from space.serve import kernel, layout, records, runtime
+from space.serve import kernel, layout, records, runtime, verdict
 from space.serve.service import Command, Process, Role, module_command
 from space.serve.supervisor import Supervisor
 
@@ -102,6 +102,7 @@ def run(instance: Instance, settings: config.Settings, request: Request, command
     build = runtime.build(repr(settings))
     boot = kernel.boot_id()
     adopted = _adopt(instance, roles, build)
+    verdict.hand_on(instance)
     with ExitStack() as undo:
         listeners = {role.name: _listener(instance, role, settings, adopted.get(role.name)) for role in roles}
         for listener in listeners.values():
@@ -123,10 +124,13 @@ def run(instance: Instance, settings: config.Settings, request: Request, command
         undo.callback(instance.endpoint.unlink, missing_ok=True)
         undo.callback(supervisor.stop_all)
         if supervisor.start_missing():
-            endpoint = _announce(instance, settings, listeners["control"], supervisor.note("node"))
+            endpoint = _announce(instance, settings, listeners["control"])
             if request.parent_fd is not None:
                 os.write(request.parent_fd, json.dumps(endpoint).encode() + b"\n")
+            else:
+                say(f"{endpoint['url']}, isolation: {_isolation(str(endpoint['url']))}, key in {instance.admin_key}")
             say(f"stopping: {supervisor.run()}")
+            verdict.keep(instance)
     _farewell(instance, ephemeral=request.ephemeral)
 
 
@@ -161,7 +165,7 @@ def _listener(instance: Instance, role: Role, settings: config.Settings, holder:
     return layout.listen(instance, role.name, settings)
 
 
-def _announce(instance: Instance, settings: config.Settings, listener: socket.socket, isolation: str) -> dict[str, object]:
+def _announce(instance: Instance, settings: config.Settings, listener: socket.socket) -> dict[str, object]:
     host, port = listener.getsockname()[:2]
     scheme = "https" if settings.tls_certificate else "http"
     url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
@@ -170,8 +174,24 @@ def _announce(instance: Instance, settings: config.Settings, listener: socket.so
     staged.write_text(json.dumps(endpoint) + "\n")
     staged.chmod(0o644)
     staged.rename(instance.endpoint)
-    say(f"{url}, isolation: {isolation or 'see doctor'}, key in {instance.admin_key}")
     return endpoint
+
+
+def _isolation(url: str) -> str:
+    """What the API says of its guests, for the operator's eyes."""
+    import http.client
+
+    address = url.split("://", 1)[1]
+    if url.startswith("https:"):
+        return "see space doctor"
+    connection = http.client.HTTPConnection(address, timeout=10)
+    try:
+        connection.request("GET", "/healthz")
+        return str(json.loads(connection.getresponse().read(65536))["isolation"])
+    except (OSError, ValueError, KeyError, http.client.HTTPException):
+        return "unknown yet"
+    finally:
+        connection.close()
 
 
 def _ensure_storage() -> None:

@@ -69,6 +69,7 @@ class Supervisor:
         self._changed, self._say = changed, say
         self._statuses: dict[int, int] = {}
         self._why_stop: str | None = None
+        self._running = False
         self._selector = selectors.DefaultSelector()
         self._signals, self._wakeup = socket.socketpair()
         for end in (self._signals, self._wakeup):
@@ -110,6 +111,7 @@ class Supervisor:
 
     def run(self) -> str:
         """Watch and restart until a signal or a hang-up; why it is time to stop."""
+        self._running = True
         while self._why_stop is None:
             now = time.monotonic()
             for post in self._posts.values():
@@ -199,7 +201,8 @@ class Supervisor:
         post.backoff, delay = post.backoff.after(time.monotonic() - post.since)
         post.due = time.monotonic() + delay
         self._forget(post)
-        self._say(f"{post.role.name} (pid {process.pid}) {_how(status)}; it is started again in {delay:g} s")
+        again = f"; it is started again in {delay:g} s" if self._running else ""
+        self._say(f"{post.role.name} (pid {process.pid}) {_how(status)}{again}")
 
     def _on_signal(self) -> None:
         for number in self._signals.recv(512):
