@@ -5,14 +5,33 @@ them: where the server is (`endpoint`), the process stream (`output`), trees (`p
 (`answers`), when to repeat a request (`retry`). `testing` is an in-memory server for the tests of programs that use the SDK.
 """
 
-from space.model.sandbox import Phase, SandboxInfo, SandboxSpec
-from space.sdk._async.client import AsyncClient
-from space.sdk._async.sandbox import AsyncSandbox
-from space.sdk._sync.client import Client
-from space.sdk._sync.sandbox import Sandbox
-from space.sdk.answers import Key, KeyCreated, Metrics, TreeSummary
-from space.sdk.archive import Limits
-from space.sdk.output import CommandFailed, Result
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from space.model.sandbox import Phase, SandboxInfo, SandboxSpec
+    from space.sdk._async.client import AsyncClient
+    from space.sdk._async.sandbox import AsyncSandbox
+    from space.sdk._sync.client import Client
+    from space.sdk._sync.sandbox import Sandbox
+    from space.sdk.answers import Key, KeyCreated, Metrics, TreeSummary
+    from space.sdk.archive import Limits, Unpacked
+    from space.sdk.output import CommandFailed, Result
+
+# Looked up when first used: who works without asyncio does not import it.
+_HOMES = {
+    "space.model.sandbox": ("Phase", "SandboxInfo", "SandboxSpec"),
+    "space.sdk._async.client": ("AsyncClient",),
+    "space.sdk._async.sandbox": ("AsyncSandbox",),
+    "space.sdk._sync.client": ("Client",),
+    "space.sdk._sync.sandbox": ("Sandbox",),
+    "space.sdk.answers": ("Key", "KeyCreated", "Metrics", "TreeSummary"),
+    "space.sdk.archive": ("Limits", "Unpacked"),
+    "space.sdk.output": ("CommandFailed", "Result"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AsyncClient",
@@ -29,4 +48,11 @@ __all__ = [
     "SandboxInfo",
     "SandboxSpec",
     "TreeSummary",
+    "Unpacked",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'space.sdk' has no attribute {name!r}")

@@ -65,6 +65,14 @@ def test_a_create_whose_answer_was_lost_is_repeated_and_makes_one_sandbox(server
     assert server.requests.count(("POST", "/v1/sandboxes")) == 2
 
 
+def test_a_create_that_is_interrupted_leaves_no_sandbox(server: MockServer) -> None:
+    server.fail_next(KeyboardInterrupt(), path="/v1/sandboxes", after=True)
+    with pytest.raises(KeyboardInterrupt):
+        Sandbox.create(client=server.client())
+    assert server.sandboxes == {}
+    assert [method for method, _ in server.requests] == ["POST", "POST", "DELETE"]
+
+
 def test_no_room_is_told_at_once(server: MockServer) -> None:
     server.fail_next(NoCapacity("no memory is left"))
     with pytest.raises(NoCapacity, match="no memory"):

@@ -100,8 +100,8 @@ class AsyncClient:
         answer = await self.call("GET", "/v1/keys")
         return [record(Key, item) for item in _items(answer, "keys")]
 
-    async def create_key(self, *, tenant: str, scope: str = "sandboxes", name: str = "") -> KeyCreated:
-        """A new key; its secret is in this answer only."""
+    async def create_key(self, *, tenant: str, scope: str = "tenant", name: str = "") -> KeyCreated:
+        """A new key; its secret is in this answer only. scope: `tenant` (that tenant's sandboxes) or `admin` (keys and metrics besides)."""
         answer = await self.call("POST", "/v1/keys", json={"tenant": tenant, "scope": scope, "name": name})
         return record(KeyCreated, answer)
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 import httpx
 
 from space.model.errors import Gone, InvalidArgument, NotFound, SpaceError
-from space.model.sandbox import DEFAULT_CPUS, DEFAULT_DISK_MIB, DEFAULT_MEMORY_MIB, DEFAULT_TEMPLATE, DEFAULT_TTL_SECONDS, SandboxInfo
+from space.model.sandbox import DEFAULT_CPUS, DEFAULT_DISK_MIB, DEFAULT_MEMORY_MIB, DEFAULT_TEMPLATE, SandboxInfo
 from space.sdk.answers import Metrics, TreeSummary, record, sandbox_info
 from space.sdk.archive import Limits, Links, Staging, Unpacked
 from space.sdk.output import DEFAULT_OUTPUT_LIMIT, CommandFailed, ProcessStream, Result
@@ -24,6 +24,7 @@ from ._wait import invoke, offload
 from .client import HEARTBEAT_LIMIT_SECONDS, AsyncClient
 
 CREATE_SECONDS = 330.0  # a cold boot in a queue of boots; the server gives up after 300 s
+ABANDON_SECONDS = 10.0
 TREE_SECONDS = 150.0  # between two pieces of a tree; the server gives up after 120 s
 
 
@@ -59,26 +60,29 @@ class AsyncSandbox:
         disk_mib: int = DEFAULT_DISK_MIB,
         env: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
-        ttl_seconds: int = DEFAULT_TTL_SECONDS,
+        ttl_seconds: int | None = None,
         idempotency_key: str | None = None,
         client: AsyncClient | None = None,
         api_url: str | None = None,
         api_key: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> Self:
-        """A new sandbox, running. memory, disk: MiB. ttl_seconds: from now on; then the server deletes it.
+        """A new sandbox, running. memory, disk: MiB. ttl_seconds: from now on; then the server deletes it (an hour unless given).
 
         The request carries an idempotency key (a random one unless given), so a repeat after a lost answer makes no second
-        sandbox. Raises NoCapacity, NotFound (no such template), InvalidArgument, ConnectionFailed and the other errors of the tree.
+        sandbox. When the call is cancelled (or Ctrl-C comes) the sandbox that may be on its way is deleted. Raises NoCapacity,
+        NotFound (no such template), InvalidArgument, ConnectionFailed and the other errors of the tree.
         """
         spec: dict[str, Any] = {"template": template, "cpus": cpus, "memory_mib": memory_mib, "disk_mib": disk_mib}
-        spec |= {"env": dict(env or {}), "metadata": dict(metadata or {}), "ttl_seconds": ttl_seconds}
+        spec |= {"env": dict(env or {}), "metadata": dict(metadata or {})} | ({} if ttl_seconds is None else {"ttl_seconds": ttl_seconds})
         headers = {"idempotency-key": idempotency_key or secrets.token_hex(16)}
         used = client or AsyncClient(api_url=api_url, api_key=api_key, transport=transport)
         try:
             answer = await used.call("POST", "/v1/sandboxes", json=spec, headers=headers, seconds=CREATE_SECONDS, repeatable=True)
             return cls(used, sandbox_info(answer), owns_client=client is None, deletes=True)
-        except BaseException:
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                await _abandon(used, spec, headers)
             if client is None:
                 await used.aclose()
             raise
@@ -278,6 +282,16 @@ class AsyncSandbox:
         async with self._client.stream("GET", f"{self._path}/tree", params=params, headers=headers, seconds=TREE_SECONDS) as response:
             async for piece in self._client.pieces(response, TREE_SECONDS):
                 yield piece
+
+
+async def _abandon(client: AsyncClient, spec: Mapping[str, Any], headers: Mapping[str, str]) -> None:
+    """Delete the sandbox of a create that nobody waits for any more: its idempotency key tells its id at once.
+
+    What cannot be reached now ends by its time-to-live.
+    """
+    with suppress(SpaceError):
+        answer = await client.call("POST", "/v1/sandboxes", params={"wait": "false"}, json=spec, headers=headers, seconds=ABANDON_SECONDS)
+        await client.call("DELETE", f"/v1/sandboxes/{segment(sandbox_info(answer).id)}", seconds=ABANDON_SECONDS, repeatable=False)
 
 
 def download_target(local_path: str | Path, guest_path: str, replace: bool) -> Path:

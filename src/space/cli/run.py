@@ -1,0 +1,237 @@
+"""`space run` and `space exec`: a command in a sandbox, its output live, its exit status ours."""
+
+from __future__ import annotations
+
+import base64
+import os
+import select
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from space.cli.context import Context, note, of, pairs, print_json, report
+from space.model.errors import ConnectionFailed, NotFound, PermissionDenied, TooLarge
+from space.model.sandbox import DEFAULT_CPUS, DEFAULT_DISK_MIB, DEFAULT_MEMORY_MIB, DEFAULT_TEMPLATE, DEFAULT_TTL_SECONDS, MAX_STDIN
+
+if TYPE_CHECKING:
+    from space.sdk import Client, Result, Sandbox
+
+TIMED_OUT, NOT_EXECUTABLE, NO_SUCH_PROGRAM = 124, 126, 127
+_RAW = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+Command = Annotated[list[str] | None, typer.Argument(metavar="-- CMD [ARG]...", help="The command and its arguments.")]
+Env = Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="An environment variable; repeatable.")]
+Timeout = Annotated[float | None, typer.Option(metavar="SECONDS", help="Kill the command, and exit with 124, after so long.")]
+Cwd = Annotated[str | None, typer.Option("--cwd", "-w", metavar="DIR", help="Working directory (the user's home).")]
+User = Annotated[str | None, typer.Option("--user", "-u", metavar="NAME", help="The guest's user to run as (`user`).")]
+Stdin = Annotated[
+    bool | None, typer.Option("--stdin/--no-stdin", help="Read standard input to its end and hand it in (when piped or a file).")
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    app.command("run", context_settings=_RAW)(run)
+    app.command("exec", context_settings=_RAW)(execute)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A command as it was asked for."""
+
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str | None
+    user: str | None
+    timeout: float | None
+    stdin: bytes | None
+
+
+def run(
+    context: typer.Context,
+    command: Command = None,
+    template: Annotated[str, typer.Option(metavar="NAME", help="What to boot.")] = DEFAULT_TEMPLATE,
+    cpus: Annotated[int, typer.Option(metavar="N", help="Virtual CPUs.")] = DEFAULT_CPUS,
+    memory: Annotated[int, typer.Option(metavar="MIB", help="Memory.")] = DEFAULT_MEMORY_MIB,
+    disk: Annotated[int, typer.Option(metavar="MIB", help="Disk.")] = DEFAULT_DISK_MIB,
+    env: Env = None,
+    timeout: Timeout = None,
+    cwd: Cwd = None,
+    user: User = None,
+    stdin: Stdin = None,
+    ttl: Annotated[
+        int | None, typer.Option(metavar="SECONDS", help="The sandbox's life at most (an hour, or the timeout and a minute).")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the command's own output.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Do not delete the sandbox; its id goes to stderr.")] = False,
+    server: Annotated[bool, typer.Option("--server", help="Use a running server only, never a private one.")] = False,
+) -> int:
+    """Run one command in a fresh sandbox, delete it, exit with the command's status.
+
+    Without a server that can be reached, and as root, a private one is started for as long as this takes.
+    """
+    from space.sdk import Sandbox
+
+    asked = of(context)
+    wanted = Wanted(_argv(command), pairs(env or [], "--env"), cwd, user, timeout, _stdin(stdin))
+    life = ttl or (None if timeout is None else max(DEFAULT_TTL_SECONDS, int(timeout) + 60))
+    with ExitStack() as stack:
+        client = stack.enter_context(_server(asked, private=not server and not keep, quiet=quiet))
+        began = time.monotonic()
+        sandbox = Sandbox.create(template, cpus=cpus, memory_mib=memory, disk_mib=disk, ttl_seconds=life, client=client)
+        if keep:
+            print(sandbox.id, file=sys.stderr, flush=True)
+        else:
+            stack.enter_context(sandbox)
+        if not quiet:
+            note(f"{sandbox.id} runs after {time.monotonic() - began:.1f} s")
+        return _run_in(sandbox, wanted, as_json=asked.json)
+
+
+def execute(
+    context: typer.Context,
+    sandbox: Annotated[str, typer.Argument(metavar="SANDBOX", help="Its id.")],
+    command: Command = None,
+    env: Env = None,
+    timeout: Timeout = None,
+    cwd: Cwd = None,
+    user: User = None,
+    stdin: Stdin = None,
+) -> int:
+    """Run a command in a sandbox that is there, and exit with the command's status."""
+    from space.sdk import Sandbox
+
+    wanted = Wanted(_argv(command), pairs(env or [], "--env"), cwd, user, timeout, _stdin(stdin))
+    with of(context).client() as client:
+        return _run_in(Sandbox.connect(sandbox, client=client), wanted, as_json=of(context).json)
+
+
+@contextmanager
+def _server(asked: Context, *, private: bool, quiet: bool) -> Iterator[Client]:
+    """A client of a server that answers; of a private one, for as long as the block runs, where that is allowed and needed."""
+    from space.sdk import Client
+
+    with ExitStack() as stack:
+        try:
+            client = stack.enter_context(asked.client())
+            if private and not asked.names_a_server:
+                client.call("GET", "/healthz", seconds=10, repeatable=False)
+        except ConnectionFailed as fault:
+            if not private or asked.names_a_server:
+                raise
+            if os.geteuid() != 0:
+                raise ConnectionFailed(fault.message, hint="start `space serve`, or be root to run without a server") from fault
+            stack.close()
+            private_instance = _private_instance()
+            if not quiet:
+                note("no server runs: starting a private one")
+            served = stack.enter_context(private_instance())
+            client = stack.enter_context(Client(api_url=served.url, api_key=served.api_key))
+        yield client
+
+
+def _private_instance() -> Any:
+    try:
+        from space.serve.private import private_instance
+    except ImportError as error:
+        raise ConnectionFailed("no server runs, and this installation has none", hint="set SPACE_API_URL and SPACE_API_KEY") from error
+    return private_instance
+
+
+def _run_in(sandbox: Sandbox, wanted: Wanted, *, as_json: bool) -> int:
+    live: dict[str, Any] = (
+        {} if as_json else {"on_stdout_bytes": _writer(sys.stdout.fileno()), "on_stderr_bytes": _writer(sys.stderr.fileno())}
+    )
+    try:
+        result = sandbox.run(
+            wanted.argv,
+            cwd=wanted.cwd,
+            env=wanted.env,
+            user=wanted.user,
+            timeout=wanted.timeout,
+            stdin=wanted.stdin,
+            capture=as_json,
+            **live,
+        )
+    except (NotFound, PermissionDenied) as fault:
+        report(fault, as_json=as_json)
+        return NO_SUCH_PROGRAM if isinstance(fault, NotFound) else NOT_EXECUTABLE
+    if as_json:
+        print_json({"sandbox": sandbox.id, **document(result)})
+    elif result.oom_killed:
+        print("space: the command was killed: the sandbox is out of memory (--memory MIB gives it more)", file=sys.stderr)
+    return status_of(result)
+
+
+def status_of(result: Result) -> int:
+    """The exit status that tells how a command ended."""
+    if result.timed_out:
+        return TIMED_OUT
+    return result.exit_code if result.exit_code is not None else 128 + (result.signal or 0)
+
+
+def document(result: Result) -> dict[str, Any]:
+    """A result as JSON: output as text where it is UTF-8, else as base64 under another name."""
+    answer: dict[str, Any] = {"exit_code": result.exit_code, "signal": result.signal}
+    for name, data in (("stdout", result.stdout), ("stderr", result.stderr)):
+        try:
+            answer[name] = data.decode()
+        except UnicodeDecodeError:
+            answer[f"{name}_base64"] = base64.b64encode(data).decode()
+    return answer | {"oom_killed": result.oom_killed, "timed_out": result.timed_out, "wall_ms": result.wall_ms}
+
+
+def _argv(command: list[str] | None) -> list[str]:
+    words = list(command or [])
+    if words[:1] == ["--"]:
+        words = words[1:]
+    if not words:
+        raise typer.BadParameter("there is no command: put it behind --, as in `space run -- uname -r`")
+    return words
+
+
+def _writer(descriptor: int) -> Any:
+    """Writes pieces as they come, past the interpreter's buffers: output must not wait for a newline."""
+
+    def write(data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(descriptor, view) :]
+            except BlockingIOError:
+                # Whoever shares our terminal or pipe may have made it non-blocking.
+                select.select([], [descriptor], [])
+
+    return write
+
+
+def _stdin(wanted: bool | None) -> bytes | None:
+    """All of standard input, when it is a pipe or a file, or was asked for. Says after a while what it waits for."""
+    if wanted is False:
+        return None
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:
+        return None
+    if wanted is None and not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode)):
+        return None
+    gathered = bytearray()
+    told = False
+    while True:
+        if not told and not select.select([0], [], [], 3.0)[0]:
+            note("reading standard input to its end (--no-stdin runs without it)")
+            told = True
+        data = os.read(0, 1 << 20)
+        if not data:
+            return bytes(gathered)
+        gathered += data
+        if len(gathered) > MAX_STDIN:
+            raise TooLarge(
+                f"standard input is longer than {MAX_STDIN} bytes", hint="copy it in with `space cp` and redirect the command's input"
+            )

@@ -1,0 +1,123 @@
+"""`space create`, `list` and `delete`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from space.cli.context import OWN_FAILURE, note, of, pairs, print_json, print_table, report
+from space.model.errors import SpaceError
+from space.model.sandbox import DEFAULT_CPUS, DEFAULT_DISK_MIB, DEFAULT_MEMORY_MIB, DEFAULT_TEMPLATE, Phase
+
+if TYPE_CHECKING:
+    from space.model.sandbox import SandboxInfo
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    app.command("create")(create)
+    app.command("list")(list_all)
+    app.command("delete")(delete)
+
+
+def create(
+    context: typer.Context,
+    template: Annotated[str, typer.Option(metavar="NAME", help="What to boot.")] = DEFAULT_TEMPLATE,
+    cpus: Annotated[int, typer.Option(metavar="N", help="Virtual CPUs.")] = DEFAULT_CPUS,
+    memory: Annotated[int, typer.Option(metavar="MIB", help="Memory.")] = DEFAULT_MEMORY_MIB,
+    disk: Annotated[int, typer.Option(metavar="MIB", help="Disk.")] = DEFAULT_DISK_MIB,
+    env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Environment of every command; repeatable.")] = None,
+    metadata: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Words of yours, to find it again; repeatable.")] = None,
+    ttl: Annotated[int | None, typer.Option(metavar="SECONDS", help="Its life, after which the server deletes it (an hour).")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the id and nothing else.")] = False,
+) -> None:
+    """Make a sandbox that stays until it is deleted or its time is over; prints its id."""
+    from space.sdk import Sandbox
+
+    with of(context).client() as client:
+        began = time.monotonic()
+        sandbox = Sandbox.create(
+            template,
+            cpus=cpus,
+            memory_mib=memory,
+            disk_mib=disk,
+            env=pairs(env or [], "--env"),
+            metadata=pairs(metadata or [], "--metadata"),
+            ttl_seconds=ttl,
+            client=client,
+        )
+        if of(context).json:
+            print_json(sandbox.info())
+            return
+        print(sandbox.id)
+        if not quiet:
+            note(f"runs after {time.monotonic() - began:.1f} s; `space exec {sandbox.id} -- CMD`, `space delete {sandbox.id}`")
+
+
+def list_all(
+    context: typer.Context,
+    phase: Annotated[str | None, typer.Option(metavar="PHASE", help="Only those in this phase.")] = None,
+    metadata: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Only those with these words; repeatable.")] = None,
+    every: Annotated[bool, typer.Option("--all", "-a", help="Those that have ended, too.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print ids and nothing else.")] = False,
+) -> None:
+    """List the sandboxes of the key's tenant, the newest first."""
+    with of(context).client() as client:
+        found = list(client.sandboxes(phase=phase, metadata=pairs(metadata or [], "--metadata")))
+    if not every and phase is None:
+        found = [info for info in found if info.phase is not Phase.GONE]
+    if of(context).json:
+        print_json({"sandboxes": [asdict(info) for info in found]})
+    elif quiet:
+        for info in found:
+            print(info.id)
+    else:
+        print_table(
+            ("ID", "PHASE", "TEMPLATE", "CPUS", "MEMORY", "AGE", "ENDS IN", "METADATA"), [_row(info, time.time()) for info in found]
+        )
+
+
+def _row(info: SandboxInfo, now: float) -> Sequence[str]:
+    ends = span(info.expires_at - now) if info.phase not in (Phase.GONE, Phase.FAILED) else "-"
+    metadata = " ".join(f"{name}={value}" for name, value in info.spec.metadata.items())
+    memory = f"{info.spec.memory_mib} MiB"
+    return info.id, str(info.phase), info.spec.template, str(info.spec.cpus), memory, span(now - info.created_at), ends, metadata
+
+
+def span(seconds: float) -> str:
+    """A length of time in two units at most."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    minutes, hours = whole // 60, whole // 3600
+    if whole < 3600:
+        return f"{minutes}m{whole % 60:02}s"
+    return f"{hours}h{minutes % 60:02}m"
+
+
+def delete(
+    context: typer.Context,
+    sandboxes: Annotated[list[str], typer.Argument(metavar="SANDBOX...", help="Their ids.")],
+) -> int:
+    """End sandboxes and remove everything of them."""
+    from space.sdk import Sandbox
+
+    failed = 0
+    deleted = []
+    with of(context).client() as client:
+        for sandbox_id in sandboxes:
+            try:
+                Sandbox.connect(sandbox_id, client=client).delete()
+            except SpaceError as fault:
+                # The others are deleted all the same.
+                report(fault, as_json=of(context).json)
+                failed = OWN_FAILURE
+            else:
+                deleted.append(sandbox_id)
+    if of(context).json:
+        print_json({"deleted": deleted})
+    return failed

@@ -1,0 +1,121 @@
+"""The server's own commands, and version. They are imported when they are called, and the client's distribution has none of them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from space.cli.context import OWN_FAILURE, of, print_json, print_table
+from space.model.errors import InvalidArgument, Unsupported
+
+_PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    app.command("serve")(serve)
+    app.command("setup", context_settings=_PASSED_ON)(setup)
+    app.command("doctor")(doctor)
+    app.command("clean")(clean)
+    app.command("bench", context_settings=_PASSED_ON)(bench)
+    app.command("version")(version)
+
+
+def serve(
+    context: typer.Context,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; repeatable.")] = None,
+    ephemeral: Annotated[bool, typer.Option("--ephemeral", help="Remove the instance, sandboxes included, at the end.")] = False,
+    dev: Annotated[bool, typer.Option("--dev", help="Let the services run from a checkout.")] = False,
+) -> int:
+    """Run the server of an instance, as root, until it is told to stop."""
+    instance = of(context).instance or os.environ.get("SPACE_INSTANCE")
+    arguments = ["--instance", instance] if instance else []
+    for setting in settings or []:
+        arguments += ["--set", setting]
+    arguments += ["--ephemeral"] * ephemeral + ["--dev"] * dev
+    return _called("space.serve.main", arguments)
+
+
+def setup(context: typer.Context) -> int:
+    """Make this machine ready for sandboxes (as root, from a checkout); --check says what is missing."""
+    arguments = list(context.args)
+    if not {"--check", "--source", "-h", "--help"} & {argument.split("=")[0] for argument in arguments}:
+        if not Path("pyproject.toml").is_file() or not Path("guest").is_dir():
+            raise InvalidArgument(
+                "set-up builds from a checkout, and this directory is none", hint="run `make setup` in one, or give --source"
+            )
+        arguments += ["--source", str(Path.cwd())]
+    return _called("space.setup.__main__", arguments)
+
+
+def doctor(context: typer.Context) -> int:
+    """Say what this machine has and lacks for sandboxes, and how to mend it. Exit status 1 when something is missing."""
+    checks: Sequence[Any] = _loaded("space.setup.doctor", "checks")()
+    well = all(check.ok for check in checks)
+    if of(context).json:
+        print_json({"ok": well, "checks": [asdict(check) for check in checks]})
+    else:
+        print_table(("", "CHECK", "FOUND"), [("ok" if check.ok else "missing", check.name, check.detail) for check in checks])
+        for check in checks:
+            if check.remedy and not check.ok:
+                print(f"{check.name}: {check.remedy}", file=sys.stderr)
+    return 0 if well else 1
+
+
+def clean(context: typer.Context) -> int:
+    """Remove everything that was put on this host; with --instance, that instance alone."""
+    asked = of(context)
+    if asked.instance is None:
+        return _exit_status(_loaded("space.setup.clean", "main")())
+    if os.geteuid() != 0:
+        raise InvalidArgument("what an instance puts on this host belongs to root: clean as root")
+    found = _loaded("space.config.instance", "load")(asked.instance)
+    if found is None:
+        raise InvalidArgument(f"there is no instance '{asked.instance}' on this host")
+    _loaded("space.setup.clean", "stop")(found)
+    _loaded("space.serve.remove", "remove")(found)
+    if asked.json:
+        print_json({"removed": asked.instance})
+    return 0
+
+
+def bench(context: typer.Context) -> int:
+    """Measure (all sections, or those that are named) and print ratios; --json for one object."""
+    arguments = list(context.args) + ["--json"] * of(context).json
+    return _called("space.bench.main", arguments)
+
+
+def version(context: typer.Context) -> None:
+    """Print the version of this program."""
+    from space import __version__
+
+    if of(context).json:
+        print_json({"version": __version__, "python": platform.python_version()})
+    else:
+        print(__version__)
+
+
+def _called(module: str, arguments: list[str]) -> int:
+    return _exit_status(_loaded(module, "main")(arguments))
+
+
+def _loaded(module: str, name: str) -> Callable[..., Any]:
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise
+        raise Unsupported("this installation is the client alone", hint="this command needs the server's distribution") from error
+    return found
+
+
+def _exit_status(result: object) -> int:
+    return result if isinstance(result, int) else 0 if result is None else OWN_FAILURE
