@@ -61,7 +61,7 @@ def test_space_run_ends_with_the_commands_status_and_passes_stdin_on(runtime: Ru
 
 def test_space_run_without_a_server_brings_its_own_and_leaves_nothing(runtime: Runtime) -> None:
     before = unserved()
-    done = cli(runtime, "run", "--instance", "nobodys", "--", "uname", "-r")
+    done = cli(runtime, "run", "--", "uname", "-r")
     assert done.returncode == 0, done.stderr.decode()
     assert re.fullmatch(rb"\d+\.\d+\.\S+\n", done.stdout)
     assert done.stdout.decode().strip() != os.uname().release

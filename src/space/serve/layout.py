@@ -3,7 +3,7 @@
 | what | owner | mode | why |
 |---|---|---|---|
 | data, run | root | 0755 | the endpoint and the settings are for everybody |
-| sandboxes | root | 0711 | a VM uid passes through to the one directory that is its own |
+| sandboxes, run/vm | root | 0711 | a VM uid, the node pass through to the one directory that is theirs |
 | control_data | control | 0700 | database and admin key |
 | node_data | node | 0700 | ledger and spools |
 | log | root | 0700 | opened by serve and inherited |
@@ -32,6 +32,7 @@ def make_directories(instance: Instance) -> None:
     _directory(instance.run_root, 0, 0o755)
     _directory(instance.data, 0, 0o755)
     _directory(instance.run, 0, 0o755)
+    _directory(instance.run / "vm", 0, 0o711)
     _directory(instance.sandboxes, 0, 0o711)
     _directory(instance.control_data, instance.control_uid, 0o700)
     _directory(instance.node_data, instance.node_uid, 0o700)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from space.config.instance import Instance, load
 from space.model.errors import SpaceError, Unavailable, from_code
+from space.serve import runtime
 
 _START_WITHIN = 120.0
 _STOP_WITHIN = 60.0
@@ -122,14 +123,17 @@ def private_instance(
     overrides: Mapping[str, str] | None = None,
     *,
     python: Path | None = None,
-    dev: bool = False,
+    dev: bool | None = None,
     log: Path | None = None,
 ) -> Iterator[Served]:
     """Serve a fresh instance (root only), yield it when it answers, remove it with all that it holds.
 
     overrides: settings, as `space serve --set` takes them. python: the runtime's interpreter, default this one. dev: it may
-    be a checkout's. log: where serve's own lines go, default nowhere. Unavailable, or what serve said, when it cannot start.
+    be a checkout's, which is the default where this process, root as well, runs from one itself. log: where serve's own lines
+    go, default nowhere. Unavailable, or what serve said, when it cannot start.
     """
+    if dev is None:
+        dev = python is None and any(map(runtime.objection, runtime.locations()))
     launch = Launch(random_name(), {"port": "0", **(overrides or {})}, ephemeral=True, python=python, dev=dev, log=log)
     try:
         yield launch.wait_until_ready()

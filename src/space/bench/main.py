@@ -1,0 +1,76 @@
+"""`space bench [SECTION...] [--json] [--samples FILE]`: measure as root, against a private server, print a table or one object."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from space.bench.figures import Section
+from space.bench.stack import Stack, environment, stack
+from space.config.instance import DATA_ROOT
+from space.model.errors import PermissionDenied
+
+
+def sections() -> dict[str, Callable[[Stack], Section]]:
+    """Every section by name, in the order in which they run."""
+    from space.bench import exec as exec_
+    from space.bench import files, idle, start
+
+    return {"start": start.measure, "exec": exec_.measure, "files": files.measure, "idle": idle.measure}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit status. Standard output has the table or the object alone; progress goes to standard error."""
+    known = sections()
+    parser = argparse.ArgumentParser(prog="space bench", description="Measure, beside baselines of the same run.")
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(known)} (default: all)")
+    parser.add_argument("--json", action="store_true", help="print one object: {section: {figure: {value, unit, baseline}}}")
+    parser.add_argument("--samples", type=Path, metavar="FILE", help="where the raw samples go (default: below the data directory)")
+    options = parser.parse_args(argv)
+    if unknown := sorted(set(options.sections) - set(known)):
+        parser.error(f"no such section: {', '.join(unknown)} (there are {', '.join(known)})")
+    if os.geteuid() != 0:
+        raise PermissionDenied(f"space bench wants root, not uid {os.geteuid()}", hint="it starts a server and guests of its own")
+    results: dict[str, Section] = {}
+    surroundings: dict[str, object] = {}
+    for name, measure in known.items():
+        if options.sections and name not in options.sections:
+            continue
+        begun = time.monotonic()
+        print(f"bench {name} ...", end="", file=sys.stderr, flush=True)
+        with stack() as ours:  # a fresh server for each: none sees another's traces
+            surroundings = surroundings or environment(ours.node().isolation)
+            results[name] = measure(ours)
+        print(f" {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+    path = options.samples or DATA_ROOT / "bench" / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    samples = {name: section.samples for name, section in results.items()}
+    path.write_text(json.dumps({"environment": surroundings, "samples": samples}) + "\n")
+    print(f"samples: {path}", file=sys.stderr)
+    print(_object(results) if options.json else _table(results, surroundings))
+    return 0
+
+
+def _object(results: dict[str, Section]) -> str:
+    return json.dumps({name: {key: figure.as_json() for key, figure in section.figures.items()} for name, section in results.items()})
+
+
+def _table(results: dict[str, Section], surroundings: dict[str, object]) -> str:
+    lines = [", ".join(f"{key} {value}" for key, value in surroundings.items()), ""]
+    for name, section in results.items():
+        for key, figure in section.figures.items():
+            spread = "" if figure.low is None or figure.high is None else f" [{figure.low:.4g} to {figure.high:.4g}]"
+            baseline = ", ".join(f"{what} {number:.4g}" for what, number in figure.baseline.items())
+            lines.append(
+                f"{name + '.' + key:32} {figure.value:>10.4g} {figure.unit}{spread}" + (f"   beside {baseline}" if baseline else "")
+            )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
