@@ -1,0 +1,226 @@
+"""The ASGI application: every request gets an id, passes the same gates in the same order, and ends in one log line.
+
+    id -> version, Host, Origin -> route -> method -> query -> key -> scope -> room -> handler -> answer
+
+What a gate refuses is a problem object. A fault after the head of an answer cuts the connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl
+
+from starlette.routing import Route as PathRoute
+from starlette.routing import Router
+from starlette.types import Message, Receive, Scope, Send
+
+from space.control import answers, limits
+from space.control.call import Call, ClientGone, CutOff, request_id
+from space.control.hosts import Hosts
+from space.control.keys import ADMIN, Key
+from space.control.problems import MethodNotAllowed, TooMany, unexpected
+from space.control.routes import ROUTES, Access, Route
+from space.control.services import Services
+from space.model.errors import InvalidArgument, NotFound, PermissionDenied, SpaceError, Unauthenticated, Unavailable, Unsupported
+from space.model.ids import new_request_id
+
+log = logging.getLogger("space.control.http")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+# Two of these would be two opinions of one thing.
+_SINGLE = frozenset(
+    {b"host", b"authorization", b"x-api-key", b"idempotency-key", b"content-type", b"content-length", b"accept", b"x-request-id"}
+)
+_NOWHERE = "(no route)"
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """A request and what became of it."""
+
+    request_id: str
+    route: str = _NOWHERE
+    tenant: str = ""
+    status: int = 0
+    began: float = field(default_factory=time.perf_counter)
+
+
+class Api:
+    """The application."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._hosts = Hosts(services.settings)
+        paths: dict[str, dict[str, Route]] = {}
+        for route in ROUTES:
+            paths.setdefault(route.path, {})[route.method] = route
+        room = Room(limits.MAX_REQUESTS, limits.MAX_REQUESTS_PER_TENANT)
+        self._router = Router(
+            [PathRoute(path, _Path(path, methods, services, room)) for path, methods in paths.items()],
+            default=_not_found,
+            redirect_slashes=False,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        exchange = _Exchange(_chosen_id(scope))
+        request_id.set(exchange.request_id)
+        scope["space.exchange"] = exchange
+        echo = (b"x-request-id", exchange.request_id.encode())
+
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                exchange.status = message["status"]
+                message["headers"] = [*message.get("headers", []), echo, (b"x-content-type-options", b"nosniff")]
+            await send(message)
+
+        try:
+            await self._answer(scope, receive, told, exchange)
+        finally:
+            self._record(scope, exchange)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange) -> None:
+        try:
+            self._admit(scope)
+            await self._router(scope, receive, send)
+        except ClientGone:
+            log.info("the client went away")
+        except CutOff as cut:
+            log.warning("the answer was cut off: %s", cut.cause)  # and the server closes the connection without an end mark
+        except SpaceError as error:
+            if error.status >= 500:
+                log.warning("%s: %s (cause: %r)", error.code, error, error.__cause__)
+            await answers.problem(error, exchange.request_id).send(send)
+        except Exception:
+            log.exception("unexpected")
+            if exchange.status:
+                return
+            await answers.problem(unexpected(), exchange.request_id).send(send)
+
+    def _admit(self, scope: Scope) -> None:
+        """What is right or wrong before anybody looks at the path."""
+        if scope["http_version"] == "1.0":
+            # Its bodies end where the connection ends: a cut one would look whole.
+            raise Unsupported("HTTP/1.0 cannot tell a whole answer from a part", hint="use HTTP/1.1")
+        names = Counter(name for name, _ in scope["headers"])
+        for name in _SINGLE & names.keys():
+            if names[name] > 1:
+                raise InvalidArgument(f"header {name.decode()} was given {names[name]} times")
+        head = dict(scope["headers"])
+        host = head.get(b"host", b"").decode("latin-1")
+        if not self._hosts.admit(host, (scope.get("server") or ("", None))[0]):
+            raise PermissionDenied(f"this server does not answer for host {host[:80]!r}", hint="the setting allowed_hosts names more")
+        if b"origin" in head:
+            raise PermissionDenied("requests of web pages are refused", hint="call the API from a program, without an Origin header")
+
+    def _record(self, scope: Scope, exchange: _Exchange) -> None:
+        seconds = time.perf_counter() - exchange.began
+        method = scope["method"] if exchange.route != _NOWHERE else "-"
+        self._services.figures.request(exchange.tenant, method, exchange.route, exchange.status, seconds)
+        log.info("%s %s %d %.1f ms tenant=%s", method, exchange.route, exchange.status, seconds * 1000, exchange.tenant or "-")
+
+
+class Room:
+    """How many requests are inside. Over the limit is an answer at once, not a queue."""
+
+    def __init__(self, most: int, most_per_tenant: int) -> None:
+        self._most = most
+        self._most_per_tenant = most_per_tenant
+        self._inside: Counter[str] = Counter()
+
+    @contextmanager
+    def place(self, tenant: str) -> Iterator[None]:
+        """Be inside."""
+        if self._inside.total() >= self._most:
+            raise Unavailable(f"{self._most} requests are in hand", hint="repeat in a second")
+        if self._inside[tenant] >= self._most_per_tenant:
+            raise TooMany(f"tenant {tenant} has {self._most_per_tenant} requests in hand", hint="wait until some have ended")
+        self._inside[tenant] += 1
+        try:
+            yield
+        finally:
+            self._inside[tenant] -= 1
+            if not self._inside[tenant]:
+                del self._inside[tenant]
+
+
+class _Path:
+    """One path: its methods, and the gates behind the path."""
+
+    def __init__(self, path: str, methods: dict[str, Route], services: Services, room: Room) -> None:
+        self._path = path
+        self._methods = methods
+        self._services = services
+        self._room = room
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: _Exchange = scope["space.exchange"]
+        route = self._methods.get(scope["method"])
+        if route is None:
+            raise MethodNotAllowed(f"{scope['method'][:16]} is not possible on {self._path}", allowed=tuple(sorted(self._methods)))
+        exchange.route = route.path
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        key = self._key(route, headers, scope)
+        exchange.tenant = key.tenant
+        query = _query(route, scope["query_string"])
+        call = Call(scope, receive, key, exchange.request_id, scope["path_params"], query, headers)
+        if route.access is Access.OPEN:
+            await (await route.handler(call, self._services)).send(send)
+            return
+        with self._room.place(key.tenant):
+            await (await route.handler(call, self._services)).send(send)
+
+    def _key(self, route: Route, headers: dict[str, str], scope: Scope) -> Key:
+        if route.access is Access.OPEN:
+            return _NOBODY
+        key = self._services.keys.authenticate(_given_key(headers), (scope.get("client") or ("?", 0))[0])
+        if route.access is Access.ADMIN and key.scope != ADMIN:
+            raise PermissionDenied("this needs a key with scope admin")
+        return key
+
+
+_NOBODY = Key("", "", "", "", b"", 0)
+
+
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    raise NotFound(f"there is nothing at {scope['path'][:200]!r}", hint="GET /openapi.json lists the routes")
+
+
+def _given_key(headers: dict[str, str]) -> str | None:
+    text = headers.get("authorization")
+    if text is None:
+        return headers.get("x-api-key")
+    scheme, _, rest = text.partition(" ")
+    if scheme.lower() != "bearer":
+        raise Unauthenticated("only the Bearer scheme is understood", hint="send `Authorization: Bearer <key>`")
+    return rest.strip()
+
+
+def _query(route: Route, raw: bytes) -> list[tuple[str, str]]:
+    try:
+        pairs = parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=100)
+    except ValueError as error:  # also what is not ASCII or not UTF-8
+        raise InvalidArgument(f"the query is not right: {error}") from None
+    known = {parameter.name for parameter in route.query}
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise InvalidArgument(f"query parameter {name[:64]!r} was given twice")
+        if name not in known and not (route.open_query is not None and name.startswith(route.open_query)):
+            raise InvalidArgument(f"unknown query parameter {name[:64]!r}", hint="known: " + (", ".join(sorted(known)) or "none"))
+        seen.add(name)
+    return pairs
+
+
+def _chosen_id(scope: Scope) -> str:
+    """The client's id if it is sane, so that both logs can be joined; a fresh one otherwise."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _REQUEST_ID.match(text := value.decode("latin-1")):
+            return str(text)
+    return new_request_id()

@@ -1,0 +1,183 @@
+"""uvicorn with what it leaves open: limits on heads, slow heads, connections and unread bodies; problems instead of plain text; no ticking.
+
+httptools has no limit on a head, and uvicorn no time limit for one. A server that is idle must not wake: uvicorn's main
+loop ticks ten times a second, this one waits for a signal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from space.control import answers, limits
+from space.model.errors import InvalidArgument, SpaceError, TooLarge, Unavailable
+from space.model.ids import new_request_id
+
+log = logging.getLogger("space.control.http")
+
+
+class HeadTooLarge(TooLarge):
+    """The request line and headers together are too large."""
+
+    status, title = 431, "Request header fields too large"
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._in_head = True
+        self._head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._in_body = False
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self._refusal: SpaceError | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        sock: socket.socket = transport.get_extra_info("socket")
+        # A client whose machine has gone must not hold its process, or its place, for ever.
+        for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)):
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if len(self.connections) > limits.MAX_CONNECTIONS:
+            self._refuse(Unavailable(f"{limits.MAX_CONNECTIONS} connections are open", hint="repeat in a second"))
+            return
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timers()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_timer is None:
+                self._await_head()
+        super().data_received(data)
+        if self._in_head and self._head_bytes > limits.MAX_HEAD and not self.transport.is_closing():
+            self._refuse(_too_large())
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._in_body = True
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > limits.MAX_HEAD:
+            self._refusal = _too_large()
+            raise ValueError("the head is too large")  # the parser stops, and uvicorn calls send_400_response
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0
+        self._in_body = False
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+            self._linger_timer = None
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._in_body and self._linger_timer is None and not self.transport.is_closing():
+            self._linger_timer = self.loop.call_later(limits.LINGER_SECONDS, self._give_up)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self._refusal or InvalidArgument("this is not HTTP/1.1"))
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(limits.HEAD_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def _stop_timers(self) -> None:
+        for timer in (self._head_timer, self._linger_timer):
+            if timer is not None:
+                timer.cancel()
+        self._head_timer = self._linger_timer = None
+
+    def _refuse(self, error: SpaceError) -> None:
+        """An answer from below the application, then the end."""
+        self._stop_timers()
+        request_id = new_request_id()
+        if self.cycle is not None and not self.cycle.response_complete:
+            # An answer is on its way: another head in the middle of it would be read as a part of it.
+            self.transport.close()
+            return
+        log.info("refused a connection: %s", error, extra={"request_id": request_id})
+        answer = answers.problem(error, request_id)
+        head = {
+            **answer.headers,
+            "content-type": str(answer.media_type),
+            "content-length": str(len(answer.body)),
+            "x-request-id": request_id,
+        }
+        lines = [STATUS_LINE[error.status], *(f"{name.lower()}: {value}\r\n".encode() for name, value in head.items())]
+        self.transport.write(b"".join([*lines, b"connection: close\r\n\r\n", answer.body]))
+        self.transport.close()
+
+
+def _too_large() -> HeadTooLarge:
+    return HeadTooLarge(f"the request line and headers are larger than {limits.MAX_HEAD} bytes together")
+
+
+class Server(uvicorn.Server):
+    """Runs until SIGTERM, SIGINT or `stop`."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._stopped = asyncio.Event()
+
+    def stop(self) -> None:
+        """Finish what is in hand for a moment, then end."""
+        self.should_exit = True
+        self._stopped.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    async def main_loop(self) -> None:
+        await self._stopped.wait()
+
+
+def config(app: Any, *, certificate: str | None = None, key: str | None = None) -> uvicorn.Config:
+    """uvicorn's, with nothing of it left to chance."""
+    return uvicorn.Config(
+        app,
+        http=Protocol,
+        ws="none",
+        loop="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=limits.KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=3,
+        backlog=1024,
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
+    )

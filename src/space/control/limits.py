@@ -1,0 +1,50 @@
+"""Every limit of the API in one place, each with its reason. Sizes are bytes, times are seconds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from space.model.sandbox import MAX_STDIN, MIB
+
+# -- requests ------------------------------------------------------------------------------------------------------
+# Names, values and the request line together. curl and the SDK send a few hundred bytes.
+MAX_HEAD: Final = 32 * 1024
+# A connection that has not sent a whole head after this is a slow-loris.
+HEAD_SECONDS: Final = 15.0
+# Between two requests on a connection: longer than the SDK's pool keeps one, so that the client closes first.
+KEEP_ALIVE_SECONDS: Final = 75
+# After an early answer the rest of a body is read and dropped for this long, so that the client sees the answer and no reset.
+LINGER_SECONDS: Final = 10.0
+# A create or a process without stdin: environment and arguments fit by far.
+MAX_JSON: Final = MIB
+# A process with stdin inside the JSON: 16 MiB in base64, and the object.
+MAX_PROCESS_JSON: Final = MAX_STDIN // 3 * 4 + MAX_JSON
+# Above this a body is decoded on a thread: the event loop would stand still for milliseconds.
+DECODE_INLINE: Final = 256 * 1024
+# The next piece of a body must come within this.
+BODY_SECONDS: Final = 60.0
+# stdin that the guest has not taken yet is kept in memory up to this, then in an unlinked file.
+STDIN_IN_MEMORY: Final = 256 * 1024
+
+# -- concurrency: the session to the node carries 1,024 streams -------------------------------------------------------
+MAX_CONNECTIONS: Final = 2048
+MAX_REQUESTS: Final = 768
+MAX_REQUESTS_PER_TENANT: Final = 512
+
+# -- keys ------------------------------------------------------------------------------------------------------------
+# Wrong keys from one address before it gets 429, and how fast the allowance comes back.
+WRONG_KEYS: Final = 10
+WRONG_KEYS_PER_SECOND: Final = 0.2
+MAX_PEERS: Final = 4096
+
+# -- sandboxes -------------------------------------------------------------------------------------------------------
+CREATE_SECONDS: Final = 300.0
+DELETE_SECONDS: Final = 30.0
+CALL_SECONDS: Final = 30.0
+RETENTION_SECONDS: Final = 3600
+IDEMPOTENCY_SECONDS: Final = 86_400
+HEARTBEAT_SECONDS: Final = 5.0
+# The guest neither takes nor gives a byte of a tree for this long.
+TREE_STALL_SECONDS: Final = 120.0
+LIST_DEFAULT: Final = 50
+LIST_MAX: Final = 200

@@ -1,0 +1,181 @@
+"""The one session to the node: kept up with back-off, its levels handed on, its calls typed.
+
+    down --connect, info, watch, list--> up --session ends--> down --(back-off)--> ...
+
+While it is down every call is `Unavailable` at once; nothing is queued, so nothing is done late that a caller gave up on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from space.control import limits
+from space.core.wire.events import Message
+from space.model.errors import DeadlineExceeded, InvalidArgument, ProtocolError, SpaceError, Unavailable
+from space.rpc.node_api import Create, Empty, NodeInfo, SandboxList, SandboxState
+from space.rpc.session import Session
+from space.rpc.stream import Stream
+
+log = logging.getLogger("space.control.link")
+T = TypeVar("T")
+_FIRST_DELAY = 0.05
+_LONGEST_DELAY = 2.0
+_CONNECT_SECONDS = 10.0
+# A node that has just begun may probe its accelerator first, with a guest.
+_INFO_SECONDS = 60.0
+
+
+class LinkLost(Unavailable):
+    """The session ended during the call: it may have been carried out or not."""
+
+
+class Listener(Protocol):
+    """Who is told what the node holds. Calls are short and do not wait."""
+
+    def node_up(self, info: NodeInfo, levels: list[SandboxState]) -> None:
+        """A new session; `levels` is everything on the node."""
+
+    def node_level(self, level: SandboxState) -> None:
+        """A sandbox is now like this."""
+
+    def node_down(self) -> None:
+        """The session has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Up:
+    session: Session
+    info: NodeInfo
+
+
+class NodeLink:
+    """The link. `run` keeps it; everything else uses it."""
+
+    def __init__(self, socket: Path, listener: Listener, *, accept: Callable[[NodeInfo], None] = lambda info: None) -> None:
+        """accept: raises if this server must not serve such a node; that ends `run`."""
+        self._socket = socket
+        self._listener = listener
+        self._accept = accept
+        self._up: _Up | None = None
+        self._risen = asyncio.Event()
+        self.last_info: NodeInfo | None = None
+
+    @property
+    def is_up(self) -> bool:
+        return self._up is not None
+
+    async def wait_up(self) -> None:
+        """Until there is a session."""
+        await self._risen.wait()
+
+    async def run(self) -> None:
+        """Keep a session until cancelled, or until `accept` refuses the node."""
+        delay = _FIRST_DELAY
+        while True:
+            try:
+                async with asyncio.timeout(_CONNECT_SECONDS):
+                    session = await Session.connect(self._socket)
+            except (SpaceError, TimeoutError) as error:
+                log.warning("no connection to the node (again in %.2f s): %s", delay, error)
+            else:
+                began = asyncio.get_running_loop().time()
+                try:
+                    await self._follow(session)
+                except (SpaceError, TimeoutError) as error:
+                    log.warning("the session to the node ended: %s", error)
+                finally:
+                    self._down()
+                    await session.aclose()
+                if asyncio.get_running_loop().time() - began > _LONGEST_DELAY:
+                    delay = _FIRST_DELAY
+            await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            delay = min(delay * 2, _LONGEST_DELAY)
+
+    async def _follow(self, session: Session) -> None:
+        async with asyncio.timeout(_INFO_SECONDS):
+            info = await _call(session, "info", Empty(), NodeInfo)
+        try:
+            self._accept(info)
+        except InvalidArgument as error:
+            raise Refused(str(error)) from error
+        # The watch comes first, so that no change falls between the list and it; its older levels lose by their revision.
+        watch = await session.open("watch", Empty(), finish=True)
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            there = await _call(session, "list", Empty(), SandboxList)
+        self.last_info = info
+        self._listener.node_up(info, there.sandboxes)
+        self._up = _Up(session, info)
+        self._risen.set()
+        log.info("connected to the node: isolation %s, %d sandboxes", info.isolation, len(there.sandboxes))
+        async for event in watch:
+            if isinstance(event, Message):
+                self._listener.node_level(decoded(event, SandboxState))
+        raise ProtocolError("the node ended the watch")
+
+    def _down(self) -> None:
+        if self._up is not None:
+            self._up = None
+            self._risen.clear()
+            self._listener.node_down()
+
+    def _session(self) -> Session:
+        if self._up is None:
+            raise Unavailable("the node is not connected", hint="it is being restarted if it died; repeat in a few seconds")
+        return self._up.session
+
+    async def call(self, verb: str, request: Any, answer: type[T], *, seconds: float = limits.CALL_SECONDS) -> T:
+        """One request, one message. Unavailable, LinkLost, DeadlineExceeded, or the node's fault."""
+        session = self._session()
+        try:
+            async with asyncio.timeout(seconds):
+                return await _call(session, verb, request, answer)
+        except TimeoutError:
+            raise DeadlineExceeded(f"{verb} was not answered within {seconds:g} s") from None
+        except SpaceError as error:
+            if session.closed.done():
+                raise LinkLost(f"the connection to the node was lost during {verb}") from error
+            raise
+
+    async def create(self, request: Create) -> AsyncIterator[SandboxState]:
+        """Make a sandbox: every phase it goes through."""
+        session = self._session()
+        try:
+            async with await session.open("create", request, finish=True) as stream:
+                async for event in stream:
+                    if isinstance(event, Message):
+                        yield decoded(event, SandboxState)
+        except SpaceError as error:
+            if session.closed.done():
+                raise LinkLost("the connection to the node was lost during create") from error
+            raise
+
+    async def open(self, verb: str, request: Any, *, bulk: bool = False, finish: bool = False) -> Stream:
+        """An open stream: a context manager that resets it, and ends the work behind it, when it is left before the end."""
+        return await self._session().open(verb, request, bulk=bulk, finish=finish)
+
+
+class Refused(Exception):
+    """The node must not be served like this; the sentence is for the operator."""
+
+
+async def _call(session: Session, verb: str, request: Any, answer: type[T]) -> T:
+    try:
+        return msgspec.msgpack.decode(await session.call(verb, request), type=answer)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"the node answered {verb} with something else: {error}") from None
+
+
+def decoded(event: Message, cls: Any) -> Any:
+    """A message of the node as `cls`, which may be a union; ProtocolError otherwise."""
+    try:
+        return msgspec.msgpack.decode(event.payload, type=cls)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"the node's message is not right: {error}") from None

@@ -1,0 +1,68 @@
+"""Figures for Prometheus. Routes, not paths, are labels, so that nobody outside can make new series."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import Counter as Total
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_STAGE_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Figures:
+    """The registry of one server."""
+
+    def __init__(self, phases: Callable[[], Counter[tuple[str, str]]], node_is_up: Callable[[], bool]) -> None:
+        self._registry = CollectorRegistry()
+        labels = ("tenant", "method", "route", "status")
+        self._requests = Total("space_http_requests", "Requests answered", labels, registry=self._registry)
+        self._seconds = Histogram(
+            "space_http_request_seconds",
+            "From the head to the end of the answer",
+            ("method", "route"),
+            buckets=_REQUEST_SECONDS,
+            registry=self._registry,
+        )
+        self._stages = Histogram(
+            "space_create_stage_seconds",
+            "Stages of a create, as the node measured them",
+            ("stage",),
+            buckets=_STAGE_SECONDS,
+            registry=self._registry,
+        )
+        self._registry.register(_Levels(phases, node_is_up))
+
+    def request(self, tenant: str, method: str, route: str, status: int, seconds: float) -> None:
+        """A request was answered. tenant: empty when it was not let in. status 0: the client left first."""
+        self._requests.labels(tenant, method, route, str(status)).inc()
+        self._seconds.labels(method, route).observe(seconds)
+
+    def stages(self, stages_ms: Mapping[str, float]) -> None:
+        """A sandbox runs."""
+        for stage, milliseconds in stages_ms.items():
+            self._stages.labels(stage).observe(milliseconds / 1000)
+
+    def text(self) -> bytes:
+        """The exposition."""
+        return generate_latest(self._registry)
+
+
+class _Levels(Collector):
+    """What is read when it is asked for."""
+
+    def __init__(self, phases: Callable[[], Counter[tuple[str, str]]], node_is_up: Callable[[], bool]) -> None:
+        self._phases = phases
+        self._node_is_up = node_is_up
+
+    def collect(self) -> Iterator[Metric]:
+        sandboxes = GaugeMetricFamily("space_sandboxes", "Live sandboxes", labels=("tenant", "phase"))
+        for (tenant, phase), count in sorted(self._phases().items()):
+            sandboxes.add_metric((tenant, phase), count)
+        yield sandboxes
+        yield GaugeMetricFamily("space_node_up", "Whether the node is connected", value=float(self._node_is_up()))

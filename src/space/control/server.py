@@ -1,0 +1,163 @@
+"""The composition root of the control process.
+
+    python -I -m space.control.server --instance NAME --listen-fd N [--ready-fd N]
+
+serve binds the socket and starts this under control's uid. It is ready when the node has answered, or on loopback after
+some seconds without it: reads are answered then, and everything else says `unavailable`. SIGTERM finishes what is in hand
+for a moment and ends; SIGKILL at any moment loses no sandbox, because the store and the node's list decide at the next start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import uvloop
+
+from space import __version__
+from space.config import instance as instances
+from space.config.instance import DATA_ROOT, RUN_ROOT, Instance
+from space.config.settings import Settings, load_effective
+from space.control import http, openapi
+from space.control.app import Api
+from space.control.call import request_id
+from space.control.hosts import is_loopback
+from space.control.keys import KeyRing
+from space.control.link import NodeLink, Refused
+from space.control.prometheus import Figures
+from space.control.sandboxes import Sandboxes
+from space.control.services import Services
+from space.control.store.store import Store
+from space.control.timers import Timers
+from space.model.errors import InvalidArgument, SpaceError
+from space.rpc.node_api import NodeInfo
+
+log = logging.getLogger("space.control")
+_FIRST_NODE_SECONDS = 20.0
+
+
+def check_address(settings: Settings) -> None:
+    """InvalidArgument when keys would cross a network in the clear."""
+    if not is_loopback(settings.host) and settings.tls_certificate is None:
+        raise InvalidArgument(
+            f"the address {settings.host} is not loopback, and without TLS every key would cross the network in the clear",
+            hint="set tls_certificate and tls_key, or host = 127.0.0.1",
+        )
+
+
+def check_isolation(settings: Settings, info: NodeInfo) -> None:
+    """InvalidArgument when guests would be isolated by emulation only, and clients from elsewhere could run code in them."""
+    if info.isolation.startswith("emulated") and not is_loopback(settings.host) and not settings.allow_remote_emulated:
+        raise InvalidArgument(
+            f"the address {settings.host} is not loopback, and this machine's isolation is {info.isolation}, which is no security boundary",
+            hint="use a machine with KVM, or set allow_remote_emulated if you know what you do",
+        )
+
+
+@asynccontextmanager
+async def compose(instance: Instance, settings: Settings) -> AsyncIterator[Services]:
+    """Every part, within the event loop; the link is not running yet."""
+    check_address(settings)
+    store = Store(instance.control_data / "state.db")
+    timers = Timers()
+    try:
+        keys = KeyRing(store)
+        await keys.load()
+        await keys.ensure_admin(instance.admin_key)
+        sandboxes = Sandboxes(store, timers, max_sandboxes=settings.max_sandboxes)
+        link = NodeLink(instance.node_socket, sandboxes, accept=lambda info: check_isolation(settings, info))
+        figures = Figures(lambda: sandboxes.phases, lambda: link.is_up)
+        version = __version__
+        await sandboxes.start(link, figures.stages)
+        try:
+            yield Services(settings, keys, link, sandboxes, figures, openapi.document(version), version)
+        finally:
+            await sandboxes.stop()
+    finally:
+        timers.close()
+        await asyncio.to_thread(store.close)
+
+
+async def run(instance: Instance, settings: Settings, listener: socket.socket, ready_fd: int | None) -> None:
+    """Serve until SIGTERM or SIGINT. Refused: the node must not be served at this address."""
+    async with compose(instance, settings) as services:
+        following = asyncio.create_task(services.link.run(), name="node link")
+        try:
+            await _first_node(services.link, following, patient=not is_loopback(settings.host))
+            server = http.Server(http.config(Api(services), certificate=settings.tls_certificate, key=settings.tls_key))
+            following.add_done_callback(lambda _: server.stop())
+            serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+            if ready_fd is not None:
+                os.write(ready_fd, b"ready\n")
+                os.close(ready_fd)
+            log.info("ready: instance %s on %s", instance.name, listener.getsockname())
+            await serving
+        finally:
+            if not following.done():
+                following.cancel()
+            await asyncio.wait({following})
+        if not following.cancelled() and (error := following.exception()) is not None:
+            raise error
+
+
+async def _first_node(link: NodeLink, following: asyncio.Task[None], *, patient: bool) -> None:
+    """Until the node is there. patient: before that nobody may be served, because its isolation is not known."""
+    risen = asyncio.create_task(link.wait_up())
+    try:
+        await asyncio.wait({risen, following}, timeout=None if patient else _FIRST_NODE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        risen.cancel()
+    if following.done():
+        following.result()
+
+
+class _WithRequestId(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not hasattr(record, "request_id"):
+            record.request_id = request_id.get()
+        return True
+
+
+def configure_logging() -> None:
+    """One line an event on standard error, each with its request's id."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_WithRequestId())
+    logging.basicConfig(handlers=[handler], level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(request_id)s %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    # An answer that is cut off on purpose ends without its end mark; `app` has logged why.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: "without completing response" not in record.getMessage())
+
+
+def main() -> int:
+    """The process."""
+    parser = argparse.ArgumentParser(prog="space.control", description="the HTTP API and what should be true")
+    parser.add_argument("--instance", required=True)
+    parser.add_argument("--listen-fd", required=True, type=int)
+    parser.add_argument("--ready-fd", type=int)
+    parser.add_argument("--data-root", type=Path, default=DATA_ROOT, help="for tests: where instances are")
+    parser.add_argument("--run-root", type=Path, default=RUN_ROOT, help="for tests")
+    options = parser.parse_args()
+    instance = instances.load(options.instance, data_root=options.data_root, run_root=options.run_root)
+    if instance is None:
+        parser.error(f"there is no instance {options.instance!r} on this host")
+    os.umask(0o077)
+    configure_logging()
+    listener = socket.socket(fileno=options.listen_fd)
+    listener.set_inheritable(False)
+    try:
+        uvloop.run(run(instance, load_effective(instance), listener, options.ready_fd))
+    except (SpaceError, Refused) as error:
+        log.error("%s", error)  # noqa: TRY400 - its words are enough
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,24 @@
+"""What handlers work with: made once by the composition root."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from space.config.settings import Settings
+from space.control.keys import KeyRing
+from space.control.link import NodeLink
+from space.control.prometheus import Figures
+from space.control.sandboxes import Sandboxes
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts. document: the OpenAPI document's bytes."""
+
+    settings: Settings
+    keys: KeyRing
+    link: NodeLink
+    sandboxes: Sandboxes
+    figures: Figures
+    document: bytes
+    version: str

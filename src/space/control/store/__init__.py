@@ -1,0 +1,1 @@
+"""control's state on disk: sandboxes, keys, idempotency keys. SQLite in WAL mode through SQLAlchemy Core."""

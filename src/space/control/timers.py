@@ -1,0 +1,52 @@
+"""Things that are due at a time of day, earliest first, on one timer of the event loop: no polling."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from collections.abc import Callable
+
+# The wall clock may be set while the timer sleeps; a sandbox must not outlive its time by more than this.
+_LONGEST_SLEEP = 60.0
+
+
+class Timers:
+    """A heap of (time, action). Actions are short and do not raise."""
+
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        self._now = now
+        self._heap: list[tuple[float, int, Callable[[], object]]] = []
+        self._order = itertools.count()
+        self._handle: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def at(self, when: float, action: Callable[[], object]) -> None:
+        """Run `action` at `when` (UNIX seconds), or in the next turn of the loop if that is past."""
+        heapq.heappush(self._heap, (when, next(self._order), action))
+        if self._heap[0][2] is action:
+            self._arm()
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._heap.clear()
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def _arm(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        if self._heap:
+            delay = min(max(self._heap[0][0] - self._now(), 0.0), _LONGEST_SLEEP)
+            self._handle = asyncio.get_running_loop().call_later(delay, self._due)
+
+    def _due(self) -> None:
+        self._handle = None
+        while self._heap and self._heap[0][0] <= self._now():
+            _, _, action = heapq.heappop(self._heap)
+            action()
+        self._arm()

@@ -1,0 +1,249 @@
+"""The API's requests and answers as types, and the one way from bytes to them. What does not fit is an error with its path."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from space.model.errors import InvalidArgument
+from space.model.ids import template_name, tenant_id
+from space.model.sandbox import (
+    DEFAULT_CPUS,
+    DEFAULT_DISK_MIB,
+    DEFAULT_MEMORY_MIB,
+    DEFAULT_TEMPLATE,
+    DEFAULT_TTL_SECONDS,
+    SandboxInfo,
+    SandboxSpec,
+)
+
+T = TypeVar("T")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_METADATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}\Z")
+_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}\Z")
+# The kernel's limit for arguments and environment together is a quarter of the stack's: 2 MiB. One string: 128 KiB.
+_MAX_STRING = 128 * 1024 - 1
+_MAX_ENV = 256 * 1024
+
+
+class CreateRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """What to make. memory, disk: MiB. ttl_seconds: from creation on; missing: an hour, or the server's limit if that is less."""
+
+    template: Annotated[str, Meta(max_length=63)] = DEFAULT_TEMPLATE
+    cpus: Annotated[int, Meta(ge=1, le=64)] = DEFAULT_CPUS
+    memory_mib: Annotated[int, Meta(ge=128, le=1_048_576)] = DEFAULT_MEMORY_MIB
+    disk_mib: Annotated[int, Meta(ge=64, le=1_048_576)] = DEFAULT_DISK_MIB
+    env: dict[str, str] = {}
+    metadata: Annotated[dict[str, str], Meta(max_length=64)] = {}
+    ttl_seconds: int | None = None
+
+
+class ProcessRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """A command. cwd: absolute, missing for the user's home. timeout_ms: missing for no limit. stdin: text, or stdin_base64: bytes."""
+
+    argv: Annotated[list[str], Meta(min_length=1, max_length=65_536)]
+    cwd: str | None = None
+    env: dict[str, str] = {}
+    user: str | None = None
+    timeout_ms: Annotated[int, Meta(ge=1, le=2**53)] | None = None
+    stdin: str | None = None
+    stdin_base64: bytes | None = None
+
+
+class KeyRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """A key to mint. scope: `tenant` for its tenant's sandboxes, `admin` for keys and metrics besides."""
+
+    tenant: str
+    scope: Annotated[str, Meta(pattern="^(tenant|admin)$")] = "tenant"
+    name: Annotated[str, Meta(max_length=64)] = ""
+
+
+class KeyInfo(Struct, frozen=True):
+    """A key, without its secret. Times are UNIX seconds."""
+
+    id: str
+    tenant: str
+    scope: str
+    name: str
+    created_at: float
+    revoked_at: float | None = None
+
+
+class KeyCreated(Struct, frozen=True):
+    """A new key. `key` is shown this once."""
+
+    id: str
+    tenant: str
+    scope: str
+    name: str
+    created_at: float
+    key: str
+
+    def __repr__(self) -> str:
+        return f"KeyCreated(id={self.id!r})"
+
+
+class KeyList(Struct, frozen=True):
+    """Every key of every tenant, oldest first."""
+
+    keys: list[KeyInfo]
+
+
+class SandboxList(Struct, frozen=True):
+    """A page, newest first. next_cursor: ask for the rest with it; null on the last page."""
+
+    sandboxes: list[SandboxInfo]
+    next_cursor: str | None
+
+
+class TemplateInfo(Struct, frozen=True):
+    """A template that can be booted."""
+
+    name: str
+
+
+class TemplateList(Struct, frozen=True):
+    """What this server's machine can boot."""
+
+    templates: list[TemplateInfo]
+
+
+class TreeInfo(Struct, frozen=True):
+    """A tree that arrived whole. bytes, crc32: of the tar stream, counted by the guest and equal to what was sent."""
+
+    entries: int
+    bytes: int
+    crc32: int
+
+
+class MetricsInfo(Struct, frozen=True):
+    """A sandbox's figures: bytes and milliseconds; load1_milli: thousandths; `host_*`: of its VMM on the host."""
+
+    memory_total: int
+    memory_available: int
+    cpu_user_ms: int
+    cpu_system_ms: int
+    disk_total: int
+    disk_used: int
+    processes: int
+    uptime_ms: int
+    load1_milli: int
+    host_memory_bytes: int
+    host_cpu_ms: int
+
+
+class Health(Struct, frozen=True):
+    """status: `ok`, or `degraded` while the node is not reachable. isolation: what stands between guests and host."""
+
+    status: str
+    isolation: str
+    version: str
+
+
+def decode(body: bytes, cls: type[T]) -> T:
+    """`body` as `cls`. InvalidArgument says what is wrong and at which path."""
+    try:
+        return msgspec.json.decode(body or b"{}", type=cls, strict=True)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"the body is not right: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"the body is not JSON: {error}") from None
+    except RecursionError:
+        raise InvalidArgument("the body is nested too deeply") from None
+
+
+def sandbox_spec(request: CreateRequest, *, max_ttl_seconds: int) -> SandboxSpec:
+    """The checked specification; InvalidArgument names the field."""
+    try:
+        template = template_name(request.template)
+    except ValueError as error:
+        raise InvalidArgument(f"template: {error}") from None
+    ttl = min(DEFAULT_TTL_SECONDS, max_ttl_seconds) if request.ttl_seconds is None else request.ttl_seconds
+    if not 1 <= ttl <= max_ttl_seconds:
+        raise InvalidArgument(f"ttl_seconds is 1 to {max_ttl_seconds}, not {ttl}", hint="the limit is the setting max_ttl_seconds")
+    for name, value in request.metadata.items():
+        if not _METADATA_NAME.match(name):
+            raise InvalidArgument(f"metadata: {name[:64]!r} is no name (1 to 63 of A-Z, a-z, 0-9, '.', '_', '/', '-')")
+        if len(value) > 512:
+            raise InvalidArgument(f"metadata.{name}: {len(value)} characters are more than 512")
+    return SandboxSpec(
+        template=template,
+        cpus=request.cpus,
+        memory_mib=request.memory_mib,
+        disk_mib=request.disk_mib,
+        env=_environment(request.env),
+        metadata=dict(request.metadata),
+        ttl_seconds=ttl,
+    )
+
+
+def check_process(request: ProcessRequest) -> ProcessRequest:
+    """The request, when a kernel could take it; InvalidArgument names the field."""
+    for index, argument in enumerate(request.argv):
+        _check_text(f"argv[{index}]", argument)
+    if not request.argv[0]:
+        raise InvalidArgument("argv[0]: the program has no name")
+    _environment(request.env)
+    if request.cwd is not None:
+        _check_text("cwd", request.cwd)
+        if not request.cwd.startswith("/"):
+            raise InvalidArgument(f"cwd: {request.cwd[:80]!r} is not absolute")
+    check_user(request.user)
+    if request.stdin is not None and request.stdin_base64 is not None:
+        raise InvalidArgument("stdin and stdin_base64 were both given", hint="give one of them")
+    return request
+
+
+def check_user(user: str | None) -> str | None:
+    """A guest user's name, or None; InvalidArgument otherwise."""
+    if user is not None and not _USER.match(user):
+        raise InvalidArgument(f"user: {user[:64]!r} is no user name")
+    return user
+
+
+def check_path(path: str | None) -> str:
+    """A path in the guest; InvalidArgument when it is missing or no path."""
+    if not path:
+        raise InvalidArgument("path is missing", hint="?path=/home/user/project, or a path below the user's home")
+    _check_text("path", path, limit=4095)
+    return path
+
+
+def check_tenant(tenant: str) -> str:
+    """A tenant's name; InvalidArgument otherwise."""
+    try:
+        return tenant_id(tenant)
+    except ValueError as error:
+        raise InvalidArgument(f"tenant: {error}") from None
+
+
+def _environment(env: Mapping[str, str]) -> dict[str, str]:
+    total = 0
+    for name, value in env.items():
+        if not _ENV_NAME.match(name):
+            raise InvalidArgument(f"env: {name[:64]!r} is no name of a variable")
+        _check_text(f"env.{name[:64]}", value)
+        total += len(name) + len(value)
+    if total > _MAX_ENV:
+        raise InvalidArgument(f"env: {total} characters are more than {_MAX_ENV}")
+    return dict(env)
+
+
+def _check_text(field: str, text: str, limit: int = _MAX_STRING) -> None:
+    if "\0" in text:
+        raise InvalidArgument(f"{field}: holds a NUL character")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{field}: holds half a surrogate pair") from None
+    if size > limit:
+        raise InvalidArgument(f"{field}: {size} bytes are more than {limit}")
+
+
+def encode(value: Any) -> bytes:
+    """An answer's body."""
+    return msgspec.json.encode(value)
