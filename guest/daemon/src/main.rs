@@ -1,1 +1,37 @@
-fn main() {}
+//! `space`, the guest's daemon: the initramfs's `/init`, then PID 1 for as long as the microVM lives.
+//!
+//! It does what the host asks for over two virtio ports (`docs/protocol.md`, section 2) and listens to nothing else. It uses no file
+//! of the guest's system: guest root may delete or replace everything there, and the daemon goes on.
+
+mod boot;
+mod calibrate;
+mod cgroup;
+mod child;
+mod configure;
+mod exec;
+mod job;
+mod metrics;
+mod net;
+mod server;
+mod shutdown;
+mod sys;
+mod tree;
+mod users;
+
+fn main() {
+    if std::process::id() != 1 {
+        println!("space {} (the guest's init; it does nothing outside of a microVM)", env!("CARGO_PKG_VERSION"));
+        return;
+    }
+    // SAFETY: a plain call. Freed buffers go back to the kernel, so that an idle daemon stays small.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 64 << 10);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 64 << 10);
+    }
+    let failed = match boot::boot().and_then(server::Server::new) {
+        Ok(server) => server.run(),
+        Err(why) => why,
+    };
+    eprintln!("space: boot failed: {failed}");
+    shutdown::restart()
+}

@@ -1,0 +1,348 @@
+//! The loop: two ports, the children, and the clock. One thread, nothing in it waits for anything but epoll.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use space_protocol::messages::{Configure, Empty, Exec, Source, Tree, Variable, decode};
+use space_protocol::{Decoder, Event, Failure, Message, Mux, Pipe, Role};
+
+use crate::boot::{Held, Machine};
+use crate::calibrate::Calibration;
+use crate::cgroup::Workloads;
+use crate::child::{self, Needs};
+use crate::job::{Job, Outcome, Purpose, SLOTS};
+use crate::shutdown::Shutdown;
+use crate::sys::{self, Epoll};
+use crate::{configure, exec, metrics, tree};
+
+/// Tokens below this are not a job's.
+const FIRST_JOB: u64 = 2 * SLOTS;
+const SIGNALS: u64 = 2;
+/// Bytes that are read from one port before the others have their turn.
+const TURN: usize = 1 << 20;
+
+struct Port {
+    fd: OwnedFd,
+    decoder: Decoder,
+    readable: bool,
+    writable: bool,
+}
+
+/// The daemon after boot.
+pub struct Server {
+    ports: [Port; 2],
+    signals: OwnedFd,
+    core: Core,
+}
+
+/// What the events of the ports act on.
+struct Core {
+    held: Held,
+    workloads: Workloads,
+    epoll: Epoll,
+    mux: Mux,
+    jobs: BTreeMap<u64, Job>,
+    calibrations: BTreeMap<u32, Calibration>,
+    next_job: u64,
+    env: Option<Vec<Variable>>,
+    shutdown: Option<Shutdown>,
+}
+
+fn now() -> Duration {
+    sys::clock(libc::CLOCK_MONOTONIC)
+}
+
+impl Server {
+    /// A server over a machine's ports.
+    pub fn new(machine: Machine) -> Result<Self, String> {
+        let fault = |what: &'static str| move |error: std::io::Error| format!("cannot {what}: {error}");
+        let epoll = Epoll::new().map_err(fault("make an epoll instance"))?;
+        let signals = sys::child_signals().map_err(fault("take signals"))?;
+        epoll.add(signals.as_fd(), libc::EPOLLIN, SIGNALS).map_err(fault("watch signals"))?;
+        for (token, port) in (0..).zip(&machine.ports) {
+            // A port whose host is away reports EPOLLHUP all the time: only its edges are news.
+            epoll.add(port.as_fd(), libc::EPOLLIN | libc::EPOLLOUT, token).map_err(fault("watch a port"))?;
+        }
+        let [control, bulk] = machine.ports;
+        let port = |fd, pipe| Port { fd, decoder: Decoder::new(pipe, Role::Acceptor), readable: true, writable: true };
+        let core = Core {
+            held: machine.held,
+            workloads: machine.workloads,
+            epoll,
+            mux: Mux::new(),
+            jobs: BTreeMap::new(),
+            calibrations: BTreeMap::new(),
+            next_job: FIRST_JOB,
+            env: None,
+            shutdown: None,
+        };
+        Ok(Self { ports: [port(control, Pipe::Control), port(bulk, Pipe::Bulk)], signals, core })
+    }
+
+    /// Serve for ever.
+    pub fn run(mut self) -> ! {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
+        loop {
+            let count = self.core.epoll.wait(self.patience(), &mut events);
+            for event in &events[..count] {
+                self.note(event.u64);
+            }
+            for pipe in Pipe::ALL {
+                self.read(pipe);
+            }
+            self.core.keep_time();
+            self.core.pump();
+            for pipe in Pipe::ALL {
+                self.write(pipe);
+            }
+            if self.core.mux.open_streams() == 0 {
+                self.core.mux.shrink();
+                self.ports.iter_mut().for_each(|port| port.decoder.shrink());
+            }
+        }
+    }
+
+    /// How long the next wait may take.
+    fn patience(&self) -> Option<Duration> {
+        let readable = self.ports.iter().any(|port| port.readable) && !self.core.mux.is_congested();
+        let more_to_send = Pipe::ALL.iter().any(|pipe| self.ports[pipe.index()].writable && !self.core.mux.pending(*pipe).is_empty());
+        if readable || more_to_send {
+            return Some(Duration::ZERO);
+        }
+        let deadlines = self.core.jobs.values().filter_map(Job::deadline).chain(self.core.shutdown.as_ref().map(Shutdown::deadline));
+        deadlines.min().map(|at| at.saturating_sub(now()))
+    }
+
+    fn note(&mut self, token: u64) {
+        match token {
+            0 | 1 => {
+                let port = &mut self.ports[token as usize];
+                (port.readable, port.writable) = (true, true);
+            }
+            SIGNALS => {
+                let mut buf = [0; 1024];
+                while sys::read(self.signals.as_fd(), &mut buf).is_ok_and(|count| count > 0) {}
+                self.core.reap();
+            }
+            _ => {
+                if let Some(job) = self.core.jobs.get_mut(&(token / SLOTS * SLOTS)) {
+                    job.mark(token % SLOTS);
+                }
+            }
+        }
+    }
+
+    fn read(&mut self, pipe: Pipe) {
+        let port = &mut self.ports[pipe.index()];
+        let mut left = TURN;
+        while port.readable && left > 0 && !self.core.mux.is_congested() {
+            match sys::read(port.fd.as_fd(), port.decoder.room()) {
+                Ok(0) => {
+                    port.readable = false;
+                    let event = self.core.mux.hang_up(pipe);
+                    self.core.act(event);
+                }
+                Ok(count) => {
+                    left = left.saturating_sub(count);
+                    port.decoder.filled(count);
+                    while let Some(item) = port.decoder.next_item() {
+                        let event = self.core.mux.take(pipe, &item);
+                        self.core.act(event);
+                    }
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => port.readable = false,
+            }
+        }
+    }
+
+    fn write(&mut self, pipe: Pipe) {
+        let port = &mut self.ports[pipe.index()];
+        while port.writable {
+            let pending = self.core.mux.pending(pipe);
+            if pending.is_empty() {
+                return;
+            }
+            match sys::write(port.fd.as_fd(), pending) {
+                Ok(count) => self.core.mux.written(pipe, count),
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => port.writable = false,
+            }
+        }
+    }
+}
+
+impl Core {
+    fn act(&mut self, event: Option<Event<'_>>) {
+        match event {
+            None => {}
+            Some(Event::Begin(_) | Event::End) => self.end_session(),
+            Some(Event::Open { stream, verb, request, .. }) => {
+                if let Err(failure) = self.open(stream, verb, request) {
+                    self.mux.reset(stream, &failure);
+                }
+            }
+            Some(Event::Data(stream, bytes)) => {
+                if let Some(calibration) = self.calibrations.get_mut(&stream) {
+                    calibration.feed(&mut self.mux, stream, bytes);
+                } else if let Some(job) = self.jobs.values_mut().find(|job| job.stream() == stream) {
+                    job.feed(&mut self.mux, bytes);
+                } else {
+                    self.mux.consumed(stream, bytes.len());
+                }
+            }
+            Some(Event::Close(stream)) => {
+                if let Some(calibration) = self.calibrations.get_mut(&stream) {
+                    if calibration.end_input(&mut self.mux, stream) {
+                        self.calibrations.remove(&stream);
+                    }
+                } else if let Some(job) = self.jobs.values_mut().find(|job| job.stream() == stream) {
+                    job.end_input();
+                }
+            }
+            Some(Event::Reset(stream)) => {
+                self.calibrations.remove(&stream);
+                let found = self.jobs.iter().find(|(_, job)| job.stream() == stream).map(|(id, _)| *id);
+                if let Some(job) = found.and_then(|id| self.jobs.remove(&id)) {
+                    job.abandon(&mut self.workloads);
+                }
+            }
+        }
+    }
+
+    /// What was started in a session does not outlive it.
+    fn end_session(&mut self) {
+        self.calibrations.clear();
+        for job in std::mem::take(&mut self.jobs).into_values() {
+            job.abandon(&mut self.workloads);
+        }
+        self.workloads.kill_all();
+    }
+
+    fn open(&mut self, stream: u32, verb: &str, request: &[u8]) -> Result<(), Failure> {
+        if self.shutdown.is_some() {
+            return Err(Failure::new("gone", "the sandbox is shutting down"));
+        }
+        match verb {
+            "noop" => decode::<Empty>(request).map(|request| self.answer(stream, &Message::Done(request))),
+            "metrics" => {
+                decode::<Empty>(request)?;
+                let message = Message::Metrics(metrics::take(&self.held, &self.workloads));
+                self.answer(stream, &message);
+                Ok(())
+            }
+            "shutdown" => {
+                let request = decode::<Empty>(request)?;
+                self.answer(stream, &Message::Done(request));
+                self.shutdown = Some(Shutdown::begin(&self.workloads, now()));
+                Ok(())
+            }
+            "echo" => decode::<Empty>(request).map(|_| self.calibrate(stream, Calibration::Echo { waiting: [].into(), ends: false })),
+            "sink" => decode::<Empty>(request).map(|_| self.calibrate(stream, Calibration::Sink(0))),
+            "source" => {
+                let Source { bytes } = decode(request)?;
+                self.calibrate(stream, Calibration::Source { left: bytes, total: bytes });
+                Ok(())
+            }
+            "configure" => self.configure(stream, &decode(request)?),
+            "exec" => self.exec(stream, &decode(request)?),
+            "tree_put" => self.tree(stream, &decode(request)?, true),
+            "tree_get" => self.tree(stream, &decode(request)?, false),
+            _ => Err(Failure::new("unsupported", format!("this daemon does not know the verb '{}'", exec::shown(verb.as_bytes())))),
+        }
+    }
+
+    fn answer(&mut self, stream: u32, message: &Message) {
+        self.mux.send(stream, message);
+        self.mux.close(stream);
+    }
+
+    fn calibrate(&mut self, stream: u32, calibration: Calibration) {
+        self.calibrations.insert(stream, calibration);
+    }
+
+    fn configure(&mut self, stream: u32, request: &Configure) -> Result<(), Failure> {
+        configure::check(request)?;
+        let needs = Needs { inlet: false, outlets: [false; 2] };
+        let extra = configure::needs(&self.held);
+        let child = child::spawn(&self.held, &mut self.workloads, needs, &extra, || configure::run(request))?;
+        self.start(stream, Purpose::Configure(request.env.clone()), child, None)
+    }
+
+    fn exec(&mut self, stream: u32, request: &Exec) -> Result<(), Failure> {
+        exec::check(request)?;
+        let base = self.configured()?;
+        let needs = Needs { inlet: request.stdin, outlets: [true; 2] };
+        let child = child::spawn(&self.held, &mut self.workloads, needs, &[], || exec::run(request, &base))?;
+        self.start(stream, Purpose::Program, child, request.timeout_ms.map(Duration::from_millis))
+    }
+
+    fn tree(&mut self, stream: u32, request: &Tree, put: bool) -> Result<(), Failure> {
+        tree::check(request)?;
+        self.configured()?;
+        let needs = Needs { inlet: put, outlets: [!put, false] };
+        let work = || if put { tree::put(request) } else { tree::get(request) };
+        let child = child::spawn(&self.held, &mut self.workloads, needs, &[], work)?;
+        self.start(stream, Purpose::Verb, child, None)
+    }
+
+    /// Nothing of the caller's runs before clock and random numbers are right.
+    fn configured(&self) -> Result<Vec<Variable>, Failure> {
+        self.env.clone().ok_or_else(|| Failure::new("unavailable", "the sandbox has not been configured since it booted"))
+    }
+
+    fn start(&mut self, stream: u32, purpose: Purpose, child: child::Child, timeout: Option<Duration>) -> Result<(), Failure> {
+        let id = self.next_job;
+        self.next_job += SLOTS;
+        let job = Job::new(stream, purpose, child, &self.epoll, id, now(), timeout)
+            .map_err(|error| Failure::guest(format!("the sandbox cannot watch a process: {error}")))?;
+        self.jobs.insert(id, job);
+        Ok(())
+    }
+
+    /// PID 1 takes everybody's orphans.
+    fn reap(&mut self) {
+        while let Some((pid, status)) = sys::reap() {
+            if let Some(job) = self.jobs.values_mut().find(|job| job.pid() == pid) {
+                job.leader_ended(status, now());
+            }
+        }
+        self.workloads.sweep();
+    }
+
+    fn keep_time(&mut self) {
+        let now = now();
+        for job in self.jobs.values_mut().filter(|job| job.deadline().is_some_and(|at| at <= now)) {
+            job.time_out();
+        }
+        if let Some(shutdown) = &mut self.shutdown {
+            shutdown.step(&self.workloads, self.mux.pending(Pipe::Control).is_empty(), now);
+        }
+    }
+
+    fn pump(&mut self) {
+        let mux = &mut self.mux;
+        self.calibrations.retain(|stream, calibration| !calibration.pump(mux, *stream));
+        let mut over = Vec::new();
+        for (id, job) in &mut self.jobs {
+            match job.pump(mux) {
+                Outcome::Pending => continue,
+                Outcome::Done(message) => {
+                    if let Purpose::Configure(env) = &mut job.purpose {
+                        self.env = Some(std::mem::take(env));
+                    }
+                    mux.send(job.stream(), &message);
+                    mux.close(job.stream());
+                }
+                Outcome::Failed(failure) => mux.reset(job.stream(), &failure),
+            }
+            over.push(*id);
+        }
+        for id in over {
+            if let Some(job) = self.jobs.remove(&id) {
+                job.abandon(&mut self.workloads);
+            }
+        }
+    }
+}
