@@ -65,7 +65,7 @@ class PipeEnd(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Write now, or nothing on a pipe that is gone."""
-        if self.transport and data:
+        if data and self.transport and not self.transport.is_closing():
             self.transport.write(data)
 
     def abort(self) -> None:

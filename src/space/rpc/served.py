@@ -30,18 +30,18 @@ class Served(Link[Acceptor]):
         self._handler = handler
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # pipes closed and every handler ended
         self._tell[Opened] = self._on_opened
         self._tell[Renewed] = self._on_renewed
 
     async def aclose(self) -> None:
-        """End it and wait for its handlers. Idempotent."""
+        """End it and wait for its handlers (so not for a handler to call). Idempotent."""
         self.die("it was closed by this side")
-        await asyncio.gather(*self._ending, return_exceptions=True)
+        await asyncio.shield(self.finished)
 
-    async def finished(self) -> None:
-        """Until the pipes are closed and every handler has ended."""
-        await asyncio.shield(self.closed)
-        await asyncio.gather(*self._ending, return_exceptions=True)
+    def die(self, cause: str | SpaceError) -> None:
+        super().die(cause)
+        self._settle()
 
     def death(self, cause: SpaceError) -> SpaceError:
         error = Unavailable(f"the session ended: {cause.message}")
@@ -64,7 +64,15 @@ class Served(Link[Acceptor]):
         task = asyncio.get_running_loop().create_task(self._run(stream, event.request), name=f"{event.verb} {event.stream}")
         self._tasks[event.stream] = task
         self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        task.add_done_callback(self._handled)
+
+    def _handled(self, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
+        self._settle()
+
+    def _settle(self) -> None:
+        if self.closed.done() and not self._ending and not self.finished.done():
+            self.finished.set_result(None)
 
     def _on_renewed(self, _: Renewed) -> None:
         self._end_streams(self.death(SpaceError("the peer began a new one")))
@@ -115,12 +123,12 @@ class Server:
     def _accepted(self) -> asyncio.Protocol:
         session = Served(NODE, self._handler)
         self._sessions.add(session)
-        session.closed.add_done_callback(lambda _: self._sessions.discard(session))
+        session.finished.add_done_callback(lambda _: self._sessions.discard(session))
         return session.ends[0]
 
     @property
     def sessions(self) -> int:
-        """How many are connected."""
+        """How many are connected, or have handlers that still end."""
         return len(self._sessions)
 
     async def aclose(self) -> None:

@@ -151,8 +151,8 @@ class Stream:
     async def __anext__(self) -> Data | Message:
         """The next piece (`payload` has its bytes); the end when the peer closed. One consumer at a time.
 
-        Raises the error of the peer's reset, or of the session's end. Cancellation resets a stream that we opened. The end of a stream that we opened closes our side as well: no
-        verb takes anything after its answer.
+        Raises the error of the peer's reset, or of the session's end. On a stream that we opened cancellation resets it, and the end
+        closes our side as well: no verb takes anything after its answer.
         """
         while True:
             event = self._inbox.take(self.number)
