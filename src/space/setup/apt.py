@@ -93,12 +93,13 @@ def release_digests() -> dict[str, str]:
 
 def acquire_options() -> list[str]:
     """The machine's ways to reach its mirrors (proxies, certificates, time-outs) as apt options."""
-    out = command.run(["apt-config", "dump", "--format", '%F "%v";%n', "Acquire"], what="ask apt for its configuration").decode()
-    return [
-        line.rstrip(";")
-        for line in out.splitlines()
-        if line.startswith("Acquire::") and not line.endswith('"";') and not _NOT_PASSED.match(line)
-    ]
+    return passed_on(command.run(["apt-config", "dump", "Acquire"], what="ask apt for its configuration").decode())
+
+
+def passed_on(dump: str) -> list[str]:
+    """Those lines of `apt-config dump` that say how to reach a mirror."""
+    lines = [line.removesuffix(";") for line in dump.splitlines()]
+    return [line for line in lines if line.startswith("Acquire::") and not line.endswith(' ""') and not _NOT_PASSED.match(line)]
 
 
 def show(name: str) -> Package:

@@ -19,8 +19,13 @@ DEVELOPMENT = ("pytest", "pytest-xdist", "pytest-timeout", "hypothesis", "ruff",
 def main() -> None:
     """Resolve server and development dependencies together and write requirements/server.txt and requirements/dev.txt."""
     root = Path(__file__).resolve().parents[3]
-    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    server = resolve(list(project["dependencies"]))
+    declared = [
+        text
+        for file in (root / "packaging/sdk/pyproject.toml", root / "pyproject.toml")
+        for text in tomllib.loads(file.read_text())["project"]["dependencies"]
+        if not text.startswith("space-")
+    ]
+    server = resolve(declared)
     both = resolve([*(f"{name}=={version}" for name, (version, _) in server.items()), *DEVELOPMENT])
     (root / "requirements/server.txt").write_text(lines("The server's dependencies", server))
     added = {name: pin for name, pin in both.items() if name not in server}

@@ -101,7 +101,7 @@ def ensure_locked(wanted: int | None = None) -> Storage:
             f"{DATA_ROOT} holds files on a file system without reflinks", hint=f"move them away, or mount btrfs or XFS at {DATA_ROOT}"
         )
     if not IMAGE.exists():
-        _make_image(image_bytes(_free(IMAGE.parent), wanted or _setting()))
+        _make_image(image_bytes(_free(IMAGE.parent), wanted or setting()))
     if backing() is None:
         _mount_image()
     if not _ready():
@@ -156,7 +156,8 @@ def _ready() -> bool:
     return DATA_ROOT.is_dir() and os.access(DATA_ROOT, os.W_OK) and has_reflinks(DATA_ROOT)
 
 
-def _setting() -> int | None:
+def setting() -> int | None:
+    """The size of a new loop file that SPACE_STORAGE_GIB asks for, in bytes; None when it is not set."""
     text = os.environ.get("SPACE_STORAGE_GIB", "")
     if not text:
         return None

@@ -1,0 +1,45 @@
+"""`setup/bootstrap` where it must refuse: one sentence, before anything is changed."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+BOOTSTRAP = Path(__file__).resolve().parents[2] / "setup/bootstrap"
+WITHOUT = "exec setpriv --bounding-set=-{0} --inh-caps=-{0} setup/bootstrap --check"
+
+
+@pytest.mark.parametrize(
+    ("script", "sentence"),
+    [
+        ("exec setpriv --reuid=1000 --regid=1000 --clear-groups setup/bootstrap --check", "run it as root"),
+        (WITHOUT.format("sys_admin"), "root lacks CAP_SYS_ADMIN"),
+        (WITHOUT.format("net_admin"), "root lacks CAP_NET_ADMIN"),
+        ("mount -t tmpfs none /proc; exec setup/bootstrap --check", "/proc is not mounted"),
+        ("mount -t tmpfs none /sys; exec setup/bootstrap --check", "/sys is not mounted"),
+        (
+            "echo 'ID=debian\nVERSION_ID=13' >/tmp/os; mount --bind /tmp/os /etc/os-release; exec setup/bootstrap --check",
+            "'debian 13' on x86_64",
+        ),
+        (
+            "mount --bind /dev/zero /dev/net/tun; mount --bind /dev/null /dev/net/tun; rm() { :; }; exec setup/bootstrap --wrong",
+            "does not know --wrong",
+        ),
+    ],
+)
+def test_a_machine_that_cannot_do_it_is_told_in_one_sentence(script: str, sentence: str) -> None:
+    """In a mount namespace of its own, with a /tmp of its own."""
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-ec", f"mount -t tmpfs none /mnt; mkdir /mnt/tmp; mount --bind /mnt/tmp /tmp; {script}"],
+        cwd=BOOTSTRAP.parents[1],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("space: ")
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
