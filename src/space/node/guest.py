@@ -1,0 +1,137 @@
+"""The node's end of a guest's channel: requests in the host's words turned into the guest's, and its answers held to the protocol.
+
+What a guest answers is hostile. One that breaks the protocol loses its session, and with it its sandbox; nobody else notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import msgspec
+
+from space.core.wire import guest as wire
+from space.model.errors import DeadlineExceeded, InvalidArgument, ProtocolError, SpaceError, TooLarge
+from space.node import limits
+from space.node.vmm.seam import Pipe
+from space.rpc import node_api as api
+from space.rpc.session import Session, Stream
+
+_MOST_REQUEST = 60 * 1024  # bytes of argv and environment that fit a frame of the control pipe beside the rest
+_ENTROPY = 64
+
+
+class Guest:
+    """One session with one guest."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    @classmethod
+    async def open(cls, control: Pipe, bulk: Pipe, generation: int, *, reconnect: bool) -> Guest:
+        """The session over these pipes, which it owns from now on. As long as the boot takes: bound it."""
+        return cls(await Session.open_guest(control, bulk, generation, reconnect=reconnect))
+
+    async def broken(self) -> SpaceError:
+        """Until the session is over; why."""
+        return await asyncio.shield(self._session.closed)
+
+    async def aclose(self) -> None:
+        """End the session; its streams fail. Idempotent."""
+        await self._session.aclose()
+
+    def hold(self) -> None:
+        """The guest is going to be stopped: its silence means nothing."""
+        self._session.hold()
+
+    def release(self) -> None:
+        """It runs again."""
+        self._session.release()
+
+    # -- calls with one answer -----------------------------------------------------------------------------------
+
+    async def configure(self, *, hostname: str, env: Mapping[str, str], generation: int) -> wire.Configured:
+        """Entropy, clock, name, environment. Repeated after a pause and an adoption, for the clock: all else is the same again."""
+        request = wire.Configure(
+            realtime_ns=time.time_ns(), entropy=os.urandom(_ENTROPY), hostname=hostname, env=environment(env), generation=generation
+        )
+        with self.held_to_protocol():
+            return wire.expect(wire.Configured, await self._session.call("configure", request))
+
+    async def noop(self) -> None:
+        """A round trip to the daemon."""
+        with self.held_to_protocol():
+            wire.expect(wire.Done, await self._answer("noop"))
+
+    async def metrics(self) -> wire.Metrics:
+        """The guest's figures."""
+        with self.held_to_protocol():
+            return wire.expect(wire.Metrics, await self._answer("metrics"))
+
+    # -- streams -------------------------------------------------------------------------------------------------
+
+    async def open_exec(self, asked: api.Exec) -> Stream:
+        """The stream of a new process."""
+        request = wire.Exec(
+            argv=[_bytes(word, "argv") for word in asked.argv],
+            cwd=None if asked.cwd is None else _bytes(asked.cwd, "cwd"),
+            env=environment(asked.env),
+            user=asked.user,
+            timeout_ms=asked.timeout_ms,
+            stdin=asked.stdin,
+        )
+        if not asked.argv:
+            raise InvalidArgument("argv is empty: it begins with the program")
+        size = len(msgspec.msgpack.encode(request))
+        if size > _MOST_REQUEST:
+            raise TooLarge(f"argv and environment have {size} bytes, at most {_MOST_REQUEST} fit", hint="send it as a file, or by stdin")
+        return await self._session.open("exec", request, finish=not asked.stdin)
+
+    async def open_tree(self, verb: str, asked: api.Tree) -> Stream:
+        """The stream of a tree, in (`tree_put`) or out (`tree_get`)."""
+        return await self._session.open(verb, wire.Tree(_bytes(asked.path, "path"), asked.user), bulk=True, finish=verb == "tree_get")
+
+    @contextmanager
+    def held_to_protocol(self) -> Iterator[None]:
+        """A ProtocolError within is the guest's doing, and the end of its session."""
+        try:
+            yield
+        except ProtocolError as error:
+            self._session.die(error)
+            raise
+
+    async def _answer(self, verb: str) -> bytes:
+        try:
+            async with asyncio.timeout(limits.ANSWER):
+                return await self._session.call(verb, wire.Empty())
+        except TimeoutError:
+            raise DeadlineExceeded(f"the guest did not answer {verb} within {limits.ANSWER:.0f} s") from None
+
+
+def environment(env: Mapping[str, str]) -> list[wire.Pair]:
+    """An environment as Linux has it; InvalidArgument for a name that cannot be one."""
+    for name in env:
+        if not name or "=" in name:
+            raise InvalidArgument(f"not a name of an environment variable: {name[:64]!r}")
+    return [(_bytes(name, "env"), _bytes(value, "env")) for name, value in env.items()]
+
+
+def environment_fits(env: Mapping[str, str]) -> None:
+    """Whether `configure` can carry it; InvalidArgument or TooLarge when not."""
+    size = len(msgspec.msgpack.encode(environment(env)))
+    if size > _MOST_REQUEST:
+        raise TooLarge(f"the environment has {size} bytes, at most {_MOST_REQUEST} fit")
+
+
+def _bytes(text: str, what: str) -> bytes:
+    # names that are no UTF-8 travel as surrogates (PEP 383), as Python shows them
+    try:
+        raw = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{what} holds a character that is none: {text[:64]!r}") from None
+    if b"\0" in raw:
+        raise InvalidArgument(f"{what} holds a NUL character, which Linux cannot pass: {text[:64]!r}")
+    return raw

@@ -1,0 +1,142 @@
+"""The ledger: what this node has put on the host and what it must know to take its sandboxes over after a crash.
+
+A row is written before the thing is made and removed after it is confirmed gone, so that at any instant every thing has a row.
+Calls are synchronous on the event loop: a write is a page in the page cache (tens of microseconds), less than handing it to a thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from space.model.sandbox import Phase
+
+log = logging.getLogger(__name__)
+
+_SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE sandbox (sandbox TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE holding (
+    kind TEXT NOT NULL, name TEXT NOT NULL, sandbox TEXT NOT NULL, generation INTEGER NOT NULL, tenant TEXT NOT NULL,
+    PRIMARY KEY (kind, name)
+) WITHOUT ROWID;
+"""
+
+
+class Kind(StrEnum):
+    """What can be held. The name of a slot is its number, that of the others the sandbox's id."""
+
+    SLOT = "slot"
+    FILES = "files"
+    VMM = "vmm"
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One thing on the host that must be undone."""
+
+    kind: Kind
+    name: str
+    sandbox: str
+    generation: int
+    tenant: str
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A sandbox. template is the name, digest the build it boots from; env is repeated to the guest with each configure."""
+
+    sandbox: str
+    tenant: str
+    generation: int
+    template: str
+    digest: str
+    cpus: int
+    memory_mib: int
+    disk_mib: int
+    env: dict[str, str]
+    phase: Phase
+    accelerator: str = ""
+    reason: str | None = None
+    stages_ms: dict[str, float] = {}
+
+
+class Ledger:
+    """One SQLite file. The node's uid alone reads it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._database = _open(path)
+        except sqlite3.DatabaseError as error:
+            # Without fsync a power cut may tear the file. Then no VMM lives either, and rootd's description finds every file.
+            log.warning("ledger %s is torn (%s): it is set aside and begun anew", path, error)
+            path.replace(path.with_suffix(".torn"))
+            for suffix in ("-wal", "-shm"):
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
+            self._database = _open(path)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._database.close()
+
+    def put(self, record: Record) -> None:
+        """Insert or replace the sandbox's row."""
+        self._database.execute("INSERT OR REPLACE INTO sandbox VALUES (?, ?)", (record.sandbox, msgspec.msgpack.encode(record)))
+
+    def forget(self, sandbox: str) -> None:
+        """Remove the sandbox's row; idempotent."""
+        self._database.execute("DELETE FROM sandbox WHERE sandbox = ?", (sandbox,))
+
+    def records(self) -> list[Record]:
+        """Every sandbox."""
+        rows = self._database.execute("SELECT record FROM sandbox ORDER BY sandbox")
+        return [msgspec.msgpack.decode(record, type=Record) for (record,) in rows]
+
+    def hold(self, holding: Holding) -> None:
+        """Write that the thing may be there from now on."""
+        self._database.execute(
+            "INSERT OR REPLACE INTO holding VALUES (?, ?, ?, ?, ?)",
+            (holding.kind.value, holding.name, holding.sandbox, holding.generation, holding.tenant),
+        )
+
+    def release(self, kind: Kind, name: str) -> None:
+        """Write that it is gone; idempotent."""
+        self._database.execute("DELETE FROM holding WHERE kind = ? AND name = ?", (kind.value, name))
+
+    def holdings(self) -> list[Holding]:
+        """Everything held."""
+        rows = self._database.execute("SELECT kind, name, sandbox, generation, tenant FROM holding ORDER BY kind, name")
+        return [Holding(Kind(kind), name, sandbox, generation, tenant) for kind, name, sandbox, generation, tenant in rows]
+
+    def slot_of(self, sandbox: str) -> int | None:
+        """The slot that the sandbox holds."""
+        row = self._database.execute("SELECT name FROM holding WHERE kind = 'slot' AND sandbox = ?", (sandbox,)).fetchone()
+        return int(row[0]) if row else None
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    # autocommit: each statement is a step of its own, made true before the next thing happens on the host
+    database = sqlite3.connect(path, isolation_level=None)
+    try:
+        path.chmod(0o600)
+        database.execute("PRAGMA journal_mode = WAL")
+        # A killed process loses nothing that it wrote; only a power cut could, and that ends every VMM too.
+        database.execute("PRAGMA synchronous = OFF")
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        if version == 0:
+            database.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;")
+        elif version != _SCHEMA_VERSION:
+            raise RuntimeError(f"ledger {path} has schema {version}, this version knows {_SCHEMA_VERSION} (run the version that wrote it)")
+        database.execute("SELECT count(*) FROM sandbox").fetchone()
+        database.execute("SELECT count(*) FROM holding").fetchone()
+    except BaseException:
+        with suppress(sqlite3.Error):
+            database.close()
+        raise
+    return database

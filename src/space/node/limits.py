@@ -1,0 +1,36 @@
+"""Deadlines and limits of the node, each with its reason. Seconds unless said."""
+
+from __future__ import annotations
+
+# A boot under software emulation takes 3 to 9 s on a quiet machine; four at once on two busy cores came near 40.
+BOOT = 60.0
+# From HELLO_ACK to a configured guest: it reseeds, sets the clock, and grows the root file system (slow for large disks, emulated).
+CONFIGURE = 60.0
+# Boots take turns: with a full queue the last one waits for several boots.
+QUEUE_WAIT = 300.0
+# Boots that may wait: beyond these a client is better told now than after minutes.
+QUEUE_LENGTH = 64
+# rootd's operations take milliseconds; a reflink on a loaded disk and a namespace under contention have taken a second.
+ROOTD_STEP = 30.0
+# QMP answers in under a millisecond; a VMM starved of CPU by its neighbours has taken seconds.
+QMP = 15.0
+# A SIGKILLed VMM is gone in milliseconds, unless the kernel writes out its memory or the disk hangs.
+DEATH = 20.0
+# noop, metrics: an emulated guest at 100 % CPU answers within a second.
+ANSWER = 30.0
+# A new channel to a guest that runs already.
+RECONNECT = 20.0
+# When the channel breaks, the VMM's end may be a moment behind: then its reason is the true one.
+DEATH_AFTER_BREAK = 2.0
+# Callers of delete wait that long; the deletion itself goes on until it is done.
+DELETE_ANSWER = 30.0
+# A release that failed (rootd away, kernel busy) is repeated: the host must not keep anything.
+RELEASE_PAUSE_FIRST = 0.02
+RELEASE_PAUSE_LAST = 2.0
+# The first guest on /dev/kvm must say hello within this, else software emulation is used (an emulated /dev/kvm never gets there).
+KVM_PROBE = 5.0
+
+SERIAL_RING = 64 * 1024  # bytes of a guest's console that are kept
+SERIAL_RATE = 256 * 1024  # bytes a second that are read of it; a guest that floods its console waits for itself
+QMP_LINE = 64 * 1024  # bytes; QEMU's longest line in our use (the greeting) is below 1 KiB
+QMP_RATE = 100  # lines a second that are looked at; a VMM that floods its monitor waits for itself

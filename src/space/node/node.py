@@ -1,0 +1,247 @@
+"""The node: every sandbox of this machine by id, how one is made, and how all are found again after a crash.
+
+It decides nothing that a table in `core.lifecycle` can decide, and owns no transition: each sandbox's task does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from space.config.artefacts import Store, TemplateManifest
+from space.core.lifecycle import recovery
+from space.core.lifecycle.recovery import Adopt, Destroy, DestroyOrphan, Fail, Found, FreeSlot, Keep, Row
+from space.core.lifecycle.table import Refuse, Request, answer
+from space.model.errors import Conflict, DeadlineExceeded, InvalidArgument, NotFound, SandboxDied
+from space.model.ids import new_sandbox_id, sandbox_id, template_name, tenant_id
+from space.model.rootd import SandboxOp
+from space.model.sandbox import DEFAULT_TEMPLATE, MIB, Phase
+from space.node import limits
+from space.node.board import Board
+from space.node.guest import environment_fits
+from space.node.ledger import Record
+from space.node.sandbox import Sandbox
+from space.node.surroundings import Surroundings
+from space.node.vmm.accelerator import isolation
+from space.rpc.node_api import Create, NodeInfo, SandboxState, Target
+
+log = logging.getLogger(__name__)
+
+# No tenant has this name (it does not begin with a letter): guests that only try out KVM.
+_PROBE_TENANT = "-probe"
+_PROBE_MEMORY_MIB = 256
+_LEAST_MEMORY_MIB = 64  # a guest kernel with its initramfs does not come up with less
+_MOST_CPUS = 64
+_MOST_DISK_MIB = 1 << 20  # 1 TiB, rootd's limit
+
+
+class Node:
+    """One a process."""
+
+    def __init__(self, around: Surroundings, store: Store) -> None:
+        self.around = around
+        self._store = store
+        self._sandboxes: dict[str, Sandbox] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        around.accelerators.probe_with(self._probe_kvm)
+
+    # -- sandboxes -----------------------------------------------------------------------------------------------
+
+    def find(self, target: Target) -> Sandbox:
+        """The sandbox; NotFound when it is not here, or not in that generation."""
+        sandbox = self._sandboxes.get(target.sandbox)
+        if sandbox is None:
+            raise NotFound(f"sandbox {target.sandbox[:64]} is not on this node")
+        if target.generation not in (0, sandbox.record.generation):
+            raise NotFound(f"sandbox {target.sandbox} is here in generation {sandbox.record.generation}, not {target.generation}")
+        return sandbox
+
+    async def create(self, asked: Create) -> Sandbox:
+        """A new sandbox, or the one that is there already. NoCapacity at once when there is no room; nothing is kept then."""
+        if (there := self._join(asked)) is not None:
+            return there
+        manifest = self._checked(asked)
+        verdict = await self.around.accelerators.decide(manifest.kernel)
+        if (there := self._join(asked)) is not None:  # a repeat overtook it during the probe
+            return there
+        self.around.gate.enter(asked.sandbox, asked.memory_mib)
+        record = Record(
+            sandbox=asked.sandbox,
+            tenant=asked.tenant,
+            generation=asked.generation,
+            template=asked.template,
+            digest=manifest.digest,
+            cpus=asked.cpus,
+            memory_mib=asked.memory_mib,
+            disk_mib=asked.disk_mib,
+            env=asked.env,
+            phase=Phase.REQUESTED,
+            accelerator=verdict.accelerator,
+        )
+        return self._keep(Sandbox.create(record, self.around))
+
+    async def delete(self, target: Target) -> SandboxState:
+        """Gone; a sandbox that is not here (any more) is gone already."""
+        try:
+            sandbox = self.find(target)
+        except NotFound:
+            return SandboxState(target.sandbox, "", target.generation, Phase.GONE.value, self.around.board.revision, "")
+        return await sandbox.delete()
+
+    async def info(self) -> NodeInfo:
+        """What an operator reads."""
+        templates = self._store.templates()
+        chosen = next((each for each in templates if each.name == DEFAULT_TEMPLATE), templates[0] if templates else None)
+        accelerator = (await self.around.accelerators.decide(chosen.kernel)).accelerator if chosen is not None else "tcg"
+        gate = self.around.gate
+        return NodeInfo(
+            isolation=isolation(accelerator),
+            accelerator=accelerator,
+            templates=[each.name for each in templates],
+            sandboxes=len(self._sandboxes),
+            max_sandboxes=gate.capacity.sandboxes,
+            memory_mib=gate.capacity.memory_mib,
+            memory_used_mib=gate.memory_mib,
+        )
+
+    def _join(self, asked: Create) -> Sandbox | None:
+        there = self._sandboxes.get(asked.sandbox)
+        if there is None:
+            return None
+        if (there.record.tenant, there.record.generation) != (asked.tenant, asked.generation):
+            raise Conflict(f"sandbox {asked.sandbox} is here already in generation {there.record.generation}")
+        verdict = answer(there.phase, Request.CREATE)
+        if isinstance(verdict, Refuse):
+            raise verdict.fault(asked.sandbox)
+        return there
+
+    def _checked(self, asked: Create) -> TemplateManifest:
+        try:
+            sandbox_id(asked.sandbox)
+            tenant_id(asked.tenant)
+            template_name(asked.template)
+        except ValueError as error:
+            raise InvalidArgument(str(error)) from None
+        if asked.generation < 1:
+            raise InvalidArgument(f"generation is at least 1, not {asked.generation}")
+        if not 1 <= asked.cpus <= _MOST_CPUS:
+            raise InvalidArgument(f"cpus is 1 to {_MOST_CPUS}, not {asked.cpus}")
+        if asked.memory_mib < _LEAST_MEMORY_MIB:
+            raise InvalidArgument(f"memory_mib is at least {_LEAST_MEMORY_MIB}, not {asked.memory_mib}")
+        manifest = self._store.template(asked.template)
+        least = -(-manifest.disk_bytes // MIB)
+        if not least <= asked.disk_mib <= _MOST_DISK_MIB:
+            raise InvalidArgument(f"disk_mib is {least} (the size of template {asked.template}) to {_MOST_DISK_MIB}, not {asked.disk_mib}")
+        environment_fits(asked.env)
+        return manifest
+
+    def _keep(self, sandbox: Sandbox) -> Sandbox:
+        name = sandbox.record.sandbox
+        self._sandboxes[name] = sandbox
+        sandbox.when_gone(lambda: self._sandboxes.pop(name, None))
+        return sandbox
+
+    # -- after a crash -------------------------------------------------------------------------------------------
+
+    async def recover(self) -> None:
+        """Adopt what runs, and undo what an earlier node left half done. Returns when adoptions are through; releases may go on."""
+        records = {record.sandbox: _as_left(record) for record in self.around.ledger.records()}
+        found = await self.around.rootd.describe()
+        rows = [
+            Row(
+                record.sandbox,
+                record.generation,
+                record.phase,
+                self.around.ledger.slot_of(record.sandbox),
+                record.reason,
+            )
+            for record in records.values()
+        ]
+        sandboxes = [Found(each.sandbox, each.generation, each.slot, each.alive) for each in found.sandboxes]
+        steps = recovery.plan(rows, found.slots, sandboxes)
+        adopting: list[Sandbox] = []
+        for step in steps:
+            log.info("recovery: %s", step)
+            match step:
+                case Adopt() | Fail() | Keep() | Destroy():
+                    sandbox = self._keep(Sandbox.recover(records[step.row.sandbox], self.around, step))
+                    if isinstance(step, Adopt):
+                        adopting.append(sandbox)
+                case DestroyOrphan(found=orphan):
+                    self._in_background(self._destroy_orphan(SandboxOp(orphan.sandbox, orphan.generation), orphan.slot))
+                case FreeSlot(slot=slot):
+                    self._in_background(self.around.releases.slot(slot))
+        for sandbox in adopting:
+            await sandbox.opened()
+        self._drop_rows_of_nobody(records)
+
+    def _drop_rows_of_nobody(self, records: dict[str, Record]) -> None:
+        for holding in self.around.ledger.holdings():
+            if holding.sandbox not in records and holding.sandbox not in self._sandboxes:
+                self.around.ledger.release(holding.kind, holding.name)
+
+    async def _destroy_orphan(self, op: SandboxOp, slot: int) -> None:
+        releases = self.around.releases
+        await releases.vmm(op)
+        await releases.files(op)
+        if not any(self.around.ledger.slot_of(name) == slot for name in self._sandboxes):
+            await releases.slot(slot)
+
+    # -- KVM -----------------------------------------------------------------------------------------------------
+
+    async def _probe_kvm(self, kernel: str) -> None:
+        """Boot a guest with KVM and undo it. Raises what kept it from saying hello in time."""
+        manifest = next((each for each in self._store.templates() if each.kernel == kernel), None)
+        if manifest is None:
+            raise NotFound(f"no template boots kernel {kernel}")
+        # on a board of its own: nobody else is to see it
+        around = replace(self.around, board=Board())
+        name = new_sandbox_id()
+        around.gate.enter(name, _PROBE_MEMORY_MIB)
+        record = Record(
+            sandbox=name,
+            tenant=_PROBE_TENANT,
+            generation=1,
+            template=manifest.name,
+            digest=manifest.digest,
+            cpus=1,
+            memory_mib=_PROBE_MEMORY_MIB,
+            disk_mib=-(-manifest.disk_bytes // MIB),
+            env={},
+            phase=Phase.REQUESTED,
+            accelerator="kvm",
+        )
+        sandbox = Sandbox.create(record, around)
+        try:
+            async with asyncio.timeout(limits.KVM_PROBE):
+                await sandbox.opened()
+            if sandbox.phase is not Phase.RUNNING:
+                raise SandboxDied(sandbox.record.reason or "it ended")
+        except TimeoutError:
+            raise DeadlineExceeded(f"no hello within {limits.KVM_PROBE:.0f} s") from None
+        finally:
+            await sandbox.delete()
+
+    async def stop(self, seconds: float) -> None:
+        """Undo what is half made, at most so long, and let go of the rest, which runs on for the next node."""
+        half = [each for each in self._sandboxes.values() if each.phase not in (Phase.RUNNING, Phase.PAUSED, Phase.FAILED)]
+        for sandbox in half:
+            sandbox.ask_delete()
+        if half:
+            await asyncio.wait({asyncio.ensure_future(sandbox.delete()) for sandbox in half}, timeout=seconds)
+        self.around.releases.give_up()
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="recovery")
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def _as_left(record: Record) -> Record:
+    """A row as a recovery sees it: nobody waits for a probe."""
+    return msgspec.structs.replace(record, phase=Phase.DELETING) if record.tenant == _PROBE_TENANT else record

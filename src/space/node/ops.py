@@ -1,0 +1,44 @@
+"""What the node asks of rootd, as a protocol: `rpc.rootd_client` speaks it over the socket, `testing.memoryhost` in memory.
+
+Every operation is idempotent by (sandbox, generation), and rootd does them in the order in which they were asked: so a caller that is
+cancelled may send the undo at once. Faults are `space.model.errors`: `Unavailable` when rootd is not there (serve starts it again),
+`Conflict` where `model.rootd` says so.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from space.model.rootd import CreateSandbox, StartVmm
+from space.rpc.rootd_client import Description, Usage
+
+
+class Rootd(Protocol):
+    """rootd's operations. A descriptor that is returned belongs to the caller."""
+
+    async def describe(self) -> Description:
+        """What of this instance is on the host."""
+
+    async def create_slot(self, slot: int) -> None:
+        """Namespace, TAP, ruleset."""
+
+    async def destroy_slot(self, slot: int) -> None:
+        """Conflict while a VMM of it lives."""
+
+    async def create_sandbox(self, request: CreateSandbox) -> None:
+        """Directory, disk, cgroup."""
+
+    async def start_vmm(self, request: StartVmm) -> int:
+        """A pidfd; the VMM's sockets listen. Gone when this generation has run and ended."""
+
+    async def adopt_vmm(self, sandbox: str, generation: int) -> int | None:
+        """A pidfd of the VMM if it lives."""
+
+    async def kill_vmm(self, sandbox: str, generation: int) -> None:
+        """SIGKILL to everything in its cgroup."""
+
+    async def destroy_sandbox(self, sandbox: str, generation: int) -> None:
+        """Conflict while the VMM lives."""
+
+    async def usage(self, sandbox: str, generation: int) -> Usage:
+        """What it uses of the host."""

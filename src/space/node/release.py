@@ -1,0 +1,86 @@
+"""Releases: how each thing that a sandbox has on the host is undone, and its ledger row with it.
+
+The same functions serve the normal end, the unwinding of a create that failed, and the sweep after a crash. They are idempotent, a
+cancellation does not tear them, and they are repeated until they have succeeded: the host must not keep anything, whatever
+happens to rootd meanwhile. Callers that answer somebody bound their own waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from space.model.errors import DeadlineExceeded, SpaceError
+from space.model.rootd import SandboxOp
+from space.node import limits
+from space.node.ledger import Kind, Ledger
+from space.node.ops import Rootd
+from space.node.pidfd import Pidfd
+from space.node.shield import to_the_end
+
+log = logging.getLogger(__name__)
+
+
+class Releases:
+    """The undo of each holding."""
+
+    def __init__(self, rootd: Rootd, ledger: Ledger) -> None:
+        self._rootd = rootd
+        self._ledger = ledger
+        self._given_up = False
+
+    def give_up(self) -> None:
+        """The process is ending: releases that are not done are left to the next node, and their callers are cancelled."""
+        self._given_up = True
+
+    async def vmm(self, op: SandboxOp) -> None:
+        """Kill the VMM and return when it is confirmed dead."""
+
+        async def once() -> None:
+            descriptor = await self._rootd.adopt_vmm(op.sandbox, op.generation)
+            pidfd = Pidfd(descriptor) if descriptor is not None else None
+            try:
+                # even without a living VMM: its cgroup may hold a process that it left behind
+                await self._rootd.kill_vmm(op.sandbox, op.generation)
+                if pidfd is not None:
+                    try:
+                        async with asyncio.timeout(limits.DEATH):
+                            await pidfd.wait()
+                    except TimeoutError:
+                        raise DeadlineExceeded(f"the VMM of {op.sandbox} outlives SIGKILL by {limits.DEATH:.0f} s") from None
+            finally:
+                if pidfd is not None:
+                    pidfd.close()
+
+        await self._until_done(once, f"kill the VMM of {op.sandbox}")
+        self._ledger.release(Kind.VMM, op.sandbox)
+
+    async def files(self, op: SandboxOp) -> None:
+        """Remove directory, disk, sockets and cgroup."""
+        await self._until_done(lambda: self._rootd.destroy_sandbox(op.sandbox, op.generation), f"remove the files of {op.sandbox}")
+        self._ledger.release(Kind.FILES, op.sandbox)
+
+    async def namespace(self, slot: int) -> None:
+        """Remove the slot's namespace; its number stays taken."""
+        await self._until_done(lambda: self._rootd.destroy_slot(slot), f"remove slot {slot}")
+
+    async def slot(self, slot: int) -> None:
+        """Remove the slot's namespace and give its number back."""
+        await self.namespace(slot)
+        self._ledger.release(Kind.SLOT, str(slot))
+
+    async def _until_done(self, step: Callable[[], Awaitable[None]], what: str) -> None:
+        async def repeat() -> None:
+            pause = limits.RELEASE_PAUSE_FIRST
+            while not self._given_up:
+                try:
+                    return await step()
+                except (SpaceError, OSError) as error:
+                    # Conflict: the kernel has not let go of a dead VMM's things yet. Unavailable: rootd is being started again.
+                    log.log(logging.INFO if pause < limits.RELEASE_PAUSE_LAST else logging.WARNING, "cannot %s yet: %s", what, error)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, limits.RELEASE_PAUSE_LAST)
+            raise asyncio.CancelledError
+
+        await to_the_end(repeat(), what)

@@ -1,0 +1,478 @@
+"""One sandbox of this node: a single task owns its transitions, and everything it must undo is on one exit stack.
+
+    ledger row -> turn -> slot -> files, cgroup -> VMM -> channel -> configured         (`_prepare`; unwound in reverse)
+
+A create that fails undoes all of it and keeps only the row. A VMM that dies later frees its compute (VMM, namespace, memory) and keeps
+its disk and so its slot's number, whose uid owns the disk. `failed` is shown at once, its releases follow. Only a deletion ends the task.
+
+Other tasks ask (`pause`, `resume`, `delete`) and look (`state`, `guest`); they change nothing themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, TypeVar
+
+import msgspec
+
+from space.core.lifecycle import recovery
+from space.core.lifecycle.table import Accept, Ignore, Refuse, Request, answer
+from space.model.errors import Conflict, DeadlineExceeded, Gone, ProtocolError, SandboxDied, SpaceError
+from space.model.rootd import CreateSandbox, SandboxOp
+from space.model.sandbox import Phase
+from space.node import limits
+from space.node.guest import Guest
+from space.node.ledger import Holding, Kind, Record
+from space.node.shield import ended
+from space.node.stages import DEADLINES, Stage
+from space.node.surroundings import Surroundings
+from space.node.vmm.accelerator import isolation
+from space.node.vmm.console import last_lines
+from space.node.vmm.seam import Machine, MachinePlan
+from space.rpc.node_api import SandboxState
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+_BROKEN = (SandboxDied, ProtocolError)
+
+
+class Sandbox:
+    """Make it with `create` or `recover`, within the event loop."""
+
+    def __init__(self, record: Record, around: Surroundings) -> None:
+        self.record = record
+        self.op = SandboxOp(record.sandbox, record.generation)
+        self._around = around
+        self._undo = AsyncExitStack()
+        self._machine: Machine | None = None
+        self._guest: Guest | None = None
+        self._was_running = False
+        loop = asyncio.get_running_loop()
+        self._delete_asked: asyncio.Future[None] = loop.create_future()
+        self._opened: asyncio.Future[None] = loop.create_future()
+        self._over: asyncio.Future[None] = loop.create_future()  # set when it fails, or its deletion begins
+        self._gone: asyncio.Future[SandboxState] = loop.create_future()
+        self._letters: asyncio.Queue[tuple[Request, asyncio.Future[SandboxState]]] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+
+    # -- making one ----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, record: Record, around: Surroundings) -> Sandbox:
+        """A new one. Its memory has been taken at the gate."""
+        around.ledger.put(record)
+        sandbox = cls(record, around)
+        sandbox._publish()
+        sandbox._begin(sandbox._prepare())
+        return sandbox
+
+    @classmethod
+    def recover(
+        cls, record: Record, around: Surroundings, step: recovery.Adopt | recovery.Fail | recovery.Keep | recovery.Destroy
+    ) -> Sandbox:
+        """One that an earlier node process left, with the step that the recovery plan has for it."""
+        sandbox = cls(record, around)
+        sandbox._owe_everything()
+        match step:
+            case recovery.Adopt():
+                around.gate.adopt(record.sandbox, record.memory_mib)
+                sandbox._was_running = True
+                sandbox._publish()
+                sandbox._begin(sandbox._adopt())
+            case recovery.Fail(reason=reason):
+                sandbox._was_running = True
+                sandbox._publish()
+                sandbox._begin(sandbox._found_dead(reason))
+            case recovery.Keep():
+                sandbox._was_running = True
+                sandbox._publish()
+                sandbox._begin(sandbox._found_dead(record.reason or recovery.VMM_DIED))
+            case recovery.Destroy(reason=None):
+                sandbox._delete_asked.set_result(None)
+                sandbox._publish()
+                sandbox._begin(sandbox._found_dead(recovery.VMM_DIED))
+            case recovery.Destroy(reason=reason):
+                sandbox._publish()
+                sandbox._begin(sandbox._found_dead(reason or recovery.RESTARTED))
+        return sandbox
+
+    # -- what others see and ask ---------------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> Phase:
+        return self.record.phase
+
+    @property
+    def state(self) -> SandboxState:
+        """The latest state, as the board has it (and the last one once it is gone)."""
+        return self._last
+
+    def guest(self) -> Guest:
+        """The channel, for one call; refused in the table's words when the sandbox does not run."""
+        self._verdict(Request.USE)
+        if self._guest is None:
+            raise SandboxDied(f"sandbox {self.record.sandbox} has just lost its channel")
+        return self._guest
+
+    async def pause(self) -> SandboxState:
+        """Stop its processors; idempotent."""
+        return await self._ask(Request.PAUSE)
+
+    async def resume(self) -> SandboxState:
+        """Let them run, with the right time; idempotent."""
+        return await self._ask(Request.RESUME)
+
+    def ask_delete(self) -> None:
+        """Begin its deletion; idempotent, legal in every phase."""
+        if not self._delete_asked.done():
+            self._delete_asked.set_result(None)
+
+    async def delete(self) -> SandboxState:
+        """Undo everything; the last state. DeadlineExceeded when the host takes too long: the deletion goes on."""
+        self.ask_delete()
+        try:
+            async with asyncio.timeout(limits.DELETE_ANSWER):
+                return await asyncio.shield(self._gone)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"sandbox {self.record.sandbox} is not gone after {limits.DELETE_ANSWER:.0f} s; its deletion goes on", hint="ask again"
+            ) from None
+
+    async def opened(self) -> None:
+        """Until its opening is over, well or not: prepared, adopted, failed or given up for its deletion."""
+        await asyncio.shield(self._opened)
+
+    async def explain(self, error: SpaceError) -> SpaceError:
+        """What a caller is told of an error on its channel: of a channel that broke, what the owner finds out (bounded)."""
+        if not isinstance(error, SandboxDied):
+            return error
+        await asyncio.wait({self._over}, timeout=2 * limits.DEATH_AFTER_BREAK)
+        sandbox = self.record.sandbox
+        if self.record.phase in (Phase.DELETING, Phase.GONE):
+            return Gone(f"sandbox {sandbox} was deleted during the call")
+        return SandboxDied(f"sandbox {sandbox} ended during the call: {self.record.reason or 'its channel broke'}", hint="create another")
+
+    def when_gone(self, call: Callable[[], object]) -> None:
+        """Call it (soon) after the sandbox's end."""
+        self._gone.add_done_callback(lambda _: call())
+
+    # -- the owner -----------------------------------------------------------------------------------------------
+
+    def _begin(self, opening: Coroutine[Any, Any, None]) -> None:
+        self._task = asyncio.create_task(self._life(opening), name=f"sandbox {self.record.sandbox}")
+
+    async def _life(self, opening: Coroutine[Any, Any, None]) -> None:
+        try:
+            await self._unless_deleted(opening)
+            _settle(self._opened)
+            await self._reign()
+        except Exception as error:  # noqa: BLE001 (whatever it is, the sandbox has failed of it)
+            self._fail(error)
+            await self._free_compute()
+            if not self._was_running:
+                await self._undo_all()
+            _settle(self._opened)
+        self._refuse_letters()
+        await asyncio.wait({self._delete_asked})
+        self._become(Request.DELETE)
+        _settle(self._opened)
+        _settle(self._over)
+        self._refuse_letters()
+        await self._undo_all()
+        self._around.ledger.forget(self.record.sandbox)
+        self._become(Request.ENDED)
+        self._gone.set_result(self._last)
+
+    async def _prepare(self) -> None:
+        record, around = self.record, self._around
+        self._undo.callback(around.gate.leave, record.sandbox)
+        try:
+            async with self._stage(Stage.QUEUE):
+                await around.gate.turn(record.sandbox, DEADLINES[Stage.QUEUE])
+            self._become(Request.BEGIN)
+            async with self._stage(Stage.SLOT):
+                slot = around.slots.take(record.sandbox, record.generation, record.tenant)
+                self._undo.push_async_callback(around.releases.slot, slot)
+                await around.rootd.create_slot(slot)
+            async with self._stage(Stage.DISK):
+                self._hold(Kind.FILES)
+                self._undo.push_async_callback(around.releases.files, self.op)
+                await around.rootd.create_sandbox(self._files(slot))
+            async with self._stage(Stage.SPAWN):
+                self._hold(Kind.VMM)
+                self._undo.push_async_callback(around.releases.vmm, self.op)
+                machine = await around.vmm.boot(self._plan())
+                self._undo.push_async_callback(self._let_go_of, machine)
+                self._machine = machine
+            async with self._stage(Stage.BOOT):
+                await self._while_alive(self._open_channel(reconnect=False))
+            async with self._stage(Stage.CONFIGURE):
+                await self._while_alive(self._configure())
+            self._was_running = True
+            self._become(Request.READY)
+        finally:
+            around.gate.booted(record.sandbox)
+
+    async def _adopt(self) -> None:
+        machine = await self._around.vmm.adopt(self.record.sandbox, self.record.generation)
+        if machine is None:
+            raise SandboxDied(recovery.VMM_DIED)
+        self._undo.push_async_callback(self._let_go_of, machine)
+        self._machine = machine
+        async with asyncio.timeout(limits.RECONNECT):
+            # A node that died in the middle of a pause or a resume left either state; for hello the guest must run.
+            await machine.resume()
+            await self._while_alive(self._open_channel(reconnect=True))
+            if self.record.phase is Phase.PAUSED and self._guest is not None:
+                self._guest.hold()
+                await machine.pause()
+            else:
+                await self._while_alive(self._configure())
+
+    async def _found_dead(self, reason: str) -> None:
+        raise SandboxDied(reason)
+
+    async def _reign(self) -> None:
+        """While it runs or is paused: serve the letters. Returns when its deletion is asked for; raises the reason of its end."""
+        if self._delete_asked.done():
+            return
+        assert self._machine is not None, "the opening made it"
+        assert self._guest is not None, "the opening made it"
+        died = asyncio.create_task(self._machine.wait(), name="VMM's end")
+        broke = asyncio.create_task(self._guest.broken(), name="channel's end")
+        letter = asyncio.create_task(self._letters.get(), name="letter")
+        try:
+            while True:
+                ends: set[asyncio.Future[Any]] = {died, broke, letter, self._delete_asked}
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                if self._delete_asked.done():
+                    return
+                if died.done() or broke.done():
+                    raise await self._end(died, broke)
+                request, reply = letter.result()
+                await self._unless_deleted(self._answer(request, reply))
+                letter = asyncio.create_task(self._letters.get(), name="letter")
+        finally:
+            if letter.done() and not letter.cancelled():
+                self._letters.put_nowait(letter.result())  # refused by whoever comes next
+            await ended(died, broke, letter)
+
+    @staticmethod
+    async def _end(died: asyncio.Task[str], broke: asyncio.Task[SpaceError]) -> SpaceError:
+        if not died.done():
+            await asyncio.wait({died}, timeout=limits.DEATH_AFTER_BREAK)
+        return SandboxDied(died.result()) if died.done() else broke.result()
+
+    async def _answer(self, request: Request, reply: asyncio.Future[SandboxState]) -> None:
+        try:
+            if isinstance(self._verdict(request), Accept):
+                await self._switch(request)
+            _reply(reply, self._last)
+        except (Conflict, Gone) as error:  # the table's refusal: the sandbox is as it was
+            _reply(reply, error)
+        except SpaceError as error:
+            # Whether its processors run is not known now: it has failed.
+            fault = SandboxDied(f"cannot {request.value} it: {error}")
+            _reply(reply, fault)
+            raise fault from error
+        finally:
+            _reply(reply, Gone(f"sandbox {self.record.sandbox} is being deleted"))  # where a deletion has cut in
+
+    async def _switch(self, request: Request) -> None:
+        assert self._machine is not None, "only a running or paused sandbox gets here"
+        assert self._guest is not None, "only a running or paused sandbox gets here"
+        if request is Request.PAUSE:
+            self._guest.hold()
+            await self._machine.pause()
+        else:
+            await self._machine.resume()
+            self._guest.release()
+            await self._while_alive(self._configure())  # its clock stood still
+        self._become(request)
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    async def _open_channel(self, *, reconnect: bool) -> None:
+        assert self._machine is not None, "the VMM comes before the channel"
+        control, bulk = await self._machine.connect()
+        self._guest = await Guest.open(control, bulk, self.record.generation, reconnect=reconnect)
+        self._undo.push_async_callback(self._guest.aclose)
+
+    async def _configure(self) -> None:
+        assert self._guest is not None, "the channel comes before its use"
+        async with asyncio.timeout(limits.CONFIGURE):
+            await self._guest.configure(hostname=self.record.sandbox, env=self.record.env, generation=self.record.generation)
+
+    @asynccontextmanager
+    async def _stage(self, stage: Stage) -> AsyncIterator[None]:
+        name = self.record.sandbox
+        started = time.monotonic()
+        await self._around.trace(name, stage, "before")
+        try:
+            async with asyncio.timeout(DEADLINES[stage]):
+                yield
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"{stage.value}: not done after {DEADLINES[stage]:.0f} s") from error
+        except SpaceError as error:
+            error.message = f"{stage.value}: {error.message}"
+            raise
+        stages = {**self.record.stages_ms, stage.value: round((time.monotonic() - started) * 1000, 3)}
+        self.record = msgspec.structs.replace(self.record, stages_ms=stages)
+        await self._around.trace(name, stage, "after")
+
+    async def _unless_deleted(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it; when the deletion is asked for meanwhile, cancel it, let it clean up, and return."""
+        task = asyncio.create_task(work, name=f"{self.record.sandbox}: step")
+        await asyncio.wait({task, self._delete_asked}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+        if not task.cancelled() and (error := task.exception()) is not None:
+            if not self._delete_asked.done():
+                raise error
+            log.info("%s: stopped for its deletion: %s", self.record.sandbox, error)
+
+    async def _while_alive(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do it; SandboxDied as soon as the VMM ends."""
+        assert self._machine is not None, "there is a VMM"
+        died = asyncio.create_task(self._machine.wait(), name="VMM's end")
+        task = asyncio.create_task(work, name=f"{self.record.sandbox}: step")
+        try:
+            await asyncio.wait({died, task}, return_when=asyncio.FIRST_COMPLETED)
+            if not died.done() and isinstance(task.exception(), _BROKEN):
+                # a broken channel may only be the first sign of the VMM's end
+                await asyncio.wait({died}, timeout=limits.DEATH_AFTER_BREAK)
+            if died.done() and (not task.done() or task.exception() is not None):
+                raise SandboxDied(died.result())
+            return task.result()
+        finally:
+            await ended(died, task)
+
+    # -- undoing -------------------------------------------------------------------------------------------------
+
+    def _owe_everything(self) -> None:
+        """What a node before this one may have made, in the order of `_prepare`."""
+        around = self._around
+        self._undo.callback(around.gate.leave, self.record.sandbox)
+        slot = around.ledger.slot_of(self.record.sandbox)
+        if slot is not None:
+            self._undo.push_async_callback(around.releases.slot, slot)
+        self._undo.push_async_callback(around.releases.files, self.op)
+        self._undo.push_async_callback(around.releases.vmm, self.op)
+
+    async def _free_compute(self) -> None:
+        """VMM, channel, namespace, memory; the disk and the slot's number stay. The stack's own releases find nothing left then."""
+        around = self._around
+        if self._guest is not None:
+            await self._guest.aclose()
+        if self._machine is not None:
+            await self._let_go_of(self._machine)
+        await around.releases.vmm(self.op)
+        slot = around.ledger.slot_of(self.record.sandbox)
+        if slot is not None:
+            await around.releases.namespace(slot)
+        around.gate.leave(self.record.sandbox)
+
+    async def _undo_all(self) -> None:
+        try:
+            await self._undo.aclose()
+        except Exception:
+            # Releases repeat until they succeed, so this is a mistake of ours in an undo; the others have been done nevertheless.
+            log.exception("%s: an undo failed", self.record.sandbox)
+        self._guest = self._machine = None
+
+    async def _let_go_of(self, machine: Machine) -> None:
+        await machine.aclose()
+        self._machine = None
+
+    # -- words ---------------------------------------------------------------------------------------------------
+
+    def _become(self, request: Request, reason: str | None = None) -> None:
+        verdict = answer(self.record.phase, request)
+        if isinstance(verdict, Accept):
+            self.record = msgspec.structs.replace(self.record, phase=verdict.phase, reason=reason or self.record.reason)
+            if verdict.phase is not Phase.GONE:
+                self._around.ledger.put(self.record)
+            self._publish()
+
+    def _fail(self, error: Exception) -> None:
+        if isinstance(error, TimeoutError):
+            error = DeadlineExceeded("it was not usable in time after the node's restart")
+        reason = str(error) if isinstance(error, SpaceError) else f"a fault of the node: {type(error).__name__}"
+        tail = last_lines(self._machine.serial()) if self._machine is not None else []
+        log.warning(
+            "%s failed in phase %s: %s%s",
+            self.record.sandbox,
+            self.record.phase.value,
+            reason,
+            "".join(f"\n    console: {line}" for line in tail),
+            exc_info=None if isinstance(error, SpaceError) else error,
+        )
+        self._become(Request.FAULT, reason)
+        _settle(self._over)
+
+    def _verdict(self, request: Request) -> Accept | Ignore:
+        verdict = answer(self.record.phase, request)
+        if isinstance(verdict, Refuse):
+            raise verdict.fault(self.record.sandbox, self.record.reason if self.record.phase is Phase.FAILED else None)
+        return verdict
+
+    async def _ask(self, request: Request) -> SandboxState:
+        self._verdict(request)  # refused at once where it is refused; the owner looks again when its turn comes
+        reply: asyncio.Future[SandboxState] = asyncio.get_running_loop().create_future()
+        self._letters.put_nowait((request, reply))
+        return await asyncio.shield(reply)
+
+    def _refuse_letters(self) -> None:
+        while not self._letters.empty():
+            request, reply = self._letters.get_nowait()
+            try:
+                self._verdict(request)
+            except SpaceError as error:
+                _reply(reply, error)
+
+    def _hold(self, kind: Kind) -> None:
+        record = self.record
+        self._around.ledger.hold(Holding(kind, record.sandbox, record.sandbox, record.generation, record.tenant))
+
+    def _publish(self) -> None:
+        record = self.record
+        self._last = self._around.board.publish(
+            SandboxState(
+                sandbox=record.sandbox,
+                tenant=record.tenant,
+                generation=record.generation,
+                phase=record.phase.value,
+                revision=0,
+                isolation=isolation(record.accelerator),
+                reason=record.reason,
+                stages_ms=record.stages_ms,
+            )
+        )
+
+    def _files(self, slot: int) -> CreateSandbox:
+        record = self.record
+        return CreateSandbox(record.sandbox, record.generation, slot, record.digest, record.disk_mib, record.memory_mib, record.cpus)
+
+    def _plan(self) -> MachinePlan:
+        record = self.record
+        return MachinePlan(record.sandbox, record.generation, record.cpus, record.memory_mib, record.accelerator)
+
+
+def _reply(reply: asyncio.Future[SandboxState], answer: SandboxState | SpaceError) -> None:
+    if reply.done():
+        return
+    if isinstance(answer, SpaceError):
+        reply.set_exception(answer)
+        reply.exception()  # its caller may have left
+    else:
+        reply.set_result(answer)
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,176 @@
+"""The composition root of the node process.
+
+    python -I -m space.node.server --instance NAME --listen-fd N [--ready-fd N]
+
+serve binds the socket and starts this under the node's uid. Nothing but control (and root) may connect. SIGTERM stops the process and
+leaves running sandboxes running: the next node adopts them, by the same code that follows a crash.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import time
+from pathlib import Path
+
+import uvloop
+
+from space.config import instance as instances
+from space.config.artefacts import Store
+from space.config.instance import DATA_ROOT, RUN_ROOT, Instance
+from space.config.settings import Settings, load_effective
+from space.core.lifecycle.admission import Capacity
+from space.core.wire.events import NODE
+from space.model.errors import SpaceError
+from space.node import limits
+from space.node.board import Board
+from space.node.gate import Gate
+from space.node.ledger import Ledger
+from space.node.node import Node
+from space.node.release import Releases
+from space.node.slots import Slots
+from space.node.stages import Trace, no_trace
+from space.node.surroundings import Surroundings
+from space.node.verbs import Verbs
+from space.node.vmm.accelerator import Accelerators, host_boot_id, kvm_is_there
+from space.node.vmm.qemu import QemuVmm
+from space.rpc.rootd_client import RootdClient
+from space.rpc.session import Handler, Served
+
+log = logging.getLogger(__name__)
+
+_PEER = struct.Struct("=iII")
+# What the services and the page cache keep of a machine's memory when no setting says otherwise.
+_RESERVE_MIB = 1024
+_STOPPING = 5.0  # seconds that half-made sandboxes get to be undone; the next node does the rest
+
+
+def capacity(settings: Settings, *, memory_total_mib: int, processors: int) -> Capacity:
+    """What this machine takes."""
+    return Capacity(
+        memory_mib=settings.memory_mib or max(memory_total_mib - max(_RESERVE_MIB, memory_total_mib // 10), 0),
+        sandboxes=settings.max_sandboxes,
+        boots=settings.concurrent_boots or max(processors, 2),
+        queue=limits.QUEUE_LENGTH,
+    )
+
+
+def compose(instance: Instance, settings: Settings, trace: Trace = no_trace) -> Node:
+    """The node with everything it stands on, within the event loop."""
+    ledger = Ledger(instance.node_data / "ledger.db")
+    rootd = RootdClient(instance.rootd_socket)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+    around = Surroundings(
+        rootd=rootd,
+        vmm=QemuVmm(rootd, instance),
+        ledger=ledger,
+        gate=Gate(capacity(settings, memory_total_mib=memory, processors=len(os.sched_getaffinity(0)))),
+        slots=Slots(ledger),
+        releases=Releases(rootd, ledger),
+        # milliseconds since 1970, so that revisions also grow from one node's life to the next
+        board=Board(time.time_ns() // 1_000_000),
+        accelerators=Accelerators(settings.accelerator, instance.node_data, device_is_there=kvm_is_there(), boot_id=host_boot_id()),
+        trace=trace,
+    )
+    return Node(around, Store(instance.artefacts))
+
+
+class Door:
+    """The listener: who may connect, and a session for each that may."""
+
+    def __init__(self, listener: socket.socket, uids: frozenset[int], handler: Handler) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self._uids = uids
+        self._handler = handler
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def open(self) -> None:
+        """Begin to accept."""
+        asyncio.get_running_loop().add_reader(self._listener, self._accept)
+
+    def close(self) -> None:
+        """Accept nobody any more, and hang up."""
+        asyncio.get_running_loop().remove_reader(self._listener)
+        for task in self._tasks:
+            task.cancel()
+
+    def _accept(self) -> None:
+        try:
+            peer, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        pid, uid, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+        if uid not in self._uids:
+            log.warning("refused a connection of uid %d (pid %d)", uid, pid)
+            peer.close()
+            return
+        task = asyncio.create_task(self._serve(peer), name=f"session of uid {uid}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, peer: socket.socket) -> None:
+        served = Served(NODE, self._handler)
+        try:
+            await served.attach([peer])
+            await asyncio.shield(served.finished)
+        finally:
+            await served.aclose()
+
+
+async def run(instance: Instance, settings: Settings, listener: socket.socket, ready_fd: int | None, trace: Trace = no_trace) -> None:
+    """Recover, serve, until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    node = compose(instance, settings, trace)
+    await node.recover()
+    door = Door(listener, frozenset({0, instance.control_uid}), Verbs(node))
+    door.open()
+    log.info("ready: instance %s, %d sandboxes", instance.name, len(node.around.board.states()))
+    if ready_fd is not None:
+        os.write(ready_fd, b"ready\n")
+        os.close(ready_fd)
+    await stop.wait()
+    door.close()
+    await node.stop(_STOPPING)
+    log.info("stopped; running sandboxes are left running")
+
+
+def main(trace: Trace = no_trace) -> int:
+    """The process. trace: for tests, which call this from a program of theirs."""
+    parser = argparse.ArgumentParser(prog="space.node", description="the sandboxes of one machine")
+    parser.add_argument("--instance", required=True)
+    parser.add_argument("--listen-fd", required=True, type=int)
+    parser.add_argument("--ready-fd", type=int)
+    parser.add_argument("--data-root", type=Path, default=DATA_ROOT, help="for tests: where instances are")
+    parser.add_argument("--run-root", type=Path, default=RUN_ROOT, help="for tests")
+    options = parser.parse_args()
+    instance = instances.load(options.instance, data_root=options.data_root, run_root=options.run_root)
+    if instance is None:
+        parser.error(f"there is no instance {options.instance!r} on this host")
+    os.umask(0o077)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    # per sandbox: monitor, console, two pipes, a pidfd
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    listener = socket.socket(fileno=options.listen_fd)
+    listener.set_inheritable(False)
+    try:
+        uvloop.run(run(instance, load_effective(instance), listener, options.ready_fd, trace))
+    except SpaceError as error:
+        log.error("%s", error)  # noqa: TRY400 (its words are enough)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,30 @@
+"""What every sandbox of a node shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from space.node.board import Board
+from space.node.gate import Gate
+from space.node.ledger import Ledger
+from space.node.ops import Rootd
+from space.node.release import Releases
+from space.node.slots import Slots
+from space.node.stages import Trace, no_trace
+from space.node.vmm.accelerator import Accelerators
+from space.node.vmm.seam import Vmm
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Made once, by the composition root."""
+
+    rootd: Rootd
+    vmm: Vmm
+    ledger: Ledger
+    gate: Gate
+    slots: Slots
+    releases: Releases
+    board: Board
+    accelerators: Accelerators
+    trace: Trace = no_trace

@@ -1,0 +1,120 @@
+"""Which accelerator guests get: real KVM, or software emulation, which is no boundary by itself.
+
+A `/dev/kvm` that opens, and even makes a VM, may have no hardware behind it. So a guest decides: booted with KVM it must say hello
+within `limits.KVM_PROBE`, once per boot of the host and per guest kernel. The verdict is kept in the node's data, where doctor reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from space.model.errors import SpaceError
+
+log = logging.getLogger(__name__)
+
+HARDWARE = "hardware-virtualized"
+EMULATED = "emulated (development only)"
+_FILE = "accelerator.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """accelerator: `kvm` or `tcg`; why, in a sentence. boot_id, kernel: what it was decided for."""
+
+    accelerator: str
+    why: str
+    boot_id: str
+    kernel: str
+
+
+# Boots a guest of this kernel's template with KVM and returns when it has said hello; raises when it has not. Leaves nothing.
+Probe = Callable[[str], Awaitable[None]]
+
+
+def isolation(accelerator: str) -> str:
+    """What an operator reads about an accelerator."""
+    return HARDWARE if accelerator == "kvm" else EMULATED
+
+
+def without_probe(setting: str, *, device_is_there: bool, boot_id: str, kernel: str, cached: Verdict | None) -> Verdict | None:
+    """The verdict where none is needed of a guest; None: probe."""
+    if setting != "auto":
+        return Verdict(setting, f"the operator set accelerator = {setting}", boot_id, kernel)
+    if not device_is_there:
+        return Verdict("tcg", "this host has no /dev/kvm", boot_id, kernel)
+    if cached is not None and (cached.boot_id, cached.kernel) == (boot_id, kernel):
+        return cached
+    return None
+
+
+def host_boot_id() -> str:
+    """This boot of the host."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def kvm_is_there() -> bool:
+    """Whether the host has the device at all. Who opens it is rootd's matter, and what it is worth the probe's."""
+    return Path("/dev/kvm").exists()
+
+
+def load(directory: Path) -> Verdict | None:
+    """The verdict that was kept in the node's data directory, if there is one (doctor reads it too)."""
+    try:
+        return Verdict(**json.loads((directory / _FILE).read_text()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+
+
+def _save(directory: Path, verdict: Verdict) -> None:
+    staged = directory / f".{_FILE}.{os.getpid()}"
+    staged.write_text(json.dumps(asdict(verdict), indent=1) + "\n")
+    staged.rename(directory / _FILE)
+
+
+class Accelerators:
+    """Decides once per kernel and remembers."""
+
+    def __init__(self, setting: str, directory: Path, *, device_is_there: bool, boot_id: str) -> None:
+        self._setting = setting
+        self._directory = directory
+        self._device_is_there = device_is_there
+        self._boot_id = boot_id
+        self._verdicts: dict[str, Verdict] = {}
+        self._turn = asyncio.Lock()
+        self._probe: Probe | None = None
+
+    def probe_with(self, probe: Probe) -> None:
+        """How a probe guest is booted (it needs the node, which needs this object)."""
+        self._probe = probe
+
+    async def decide(self, kernel: str) -> Verdict:
+        """The verdict for a kernel artefact; takes up to the probe's time, once."""
+        async with self._turn:
+            if kernel not in self._verdicts:
+                self._verdicts[kernel] = await self._decide(kernel)
+            return self._verdicts[kernel]
+
+    async def _decide(self, kernel: str) -> Verdict:
+        ready = without_probe(
+            self._setting,
+            device_is_there=self._device_is_there,
+            boot_id=self._boot_id,
+            kernel=kernel,
+            cached=load(self._directory),
+        )
+        if ready is None:
+            assert self._probe is not None, "probe_with was not called"
+            try:
+                await self._probe(kernel)
+                ready = Verdict("kvm", "a probe guest said hello under KVM", self._boot_id, kernel)
+            except (SpaceError, OSError) as error:
+                ready = Verdict("tcg", f"a probe guest under KVM did not get there: {error}", self._boot_id, kernel)
+        log.info("accelerator for kernel %s: %s (%s)", kernel, ready.accelerator, ready.why)
+        _save(self._directory, ready)
+        return ready

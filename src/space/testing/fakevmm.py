@@ -1,0 +1,184 @@
+"""FakeVmm: the VMM seam over a `MemoryHost`, with a guest in this process behind each machine. It passes tests/contract/test_vmm.py.
+
+A machine's bytes go through a valve that stands still while it is paused. The guest is any object with `serve(control, bulk)` and
+`kill()`: a `FakeGuest`, or a hostile one of a test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol, cast
+
+from space.model.errors import SandboxDied, SpaceError
+from space.model.rootd import StartVmm
+from space.node.pidfd import Pidfd
+from space.node.vmm.seam import MachinePlan, Pipe
+from space.testing.guest import FakeGuest
+from space.testing.memoryhost import MemoryHost, MemoryVmm
+
+_CHUNK = 256 * 1024
+
+
+class AnyGuest(Protocol):
+    """What can sit behind the pipes."""
+
+    async def serve(self, control: socket.socket, bulk: socket.socket) -> None:
+        """Serve on these from now on; returns at once."""
+
+    def kill(self) -> None:
+        """The VMM died."""
+
+
+class FakeMachine:
+    """A machine of a `FakeVmm`."""
+
+    def __init__(self, host: MemoryHost, vmm: MemoryVmm, plan: tuple[str, int], descriptor: int) -> None:
+        self._host = host
+        self._vmm = vmm
+        self._plan = plan
+        self._pidfd = Pidfd(descriptor)
+        self._ours: tuple[Pipe, ...] = ()
+        self._pumps: set[asyncio.Task[None]] = set()
+
+    async def connect(self) -> tuple[Pipe, Pipe]:
+        """Fresh pipes, a valve in each."""
+        self._hang_up()
+        if not self._vmm.alive:
+            raise SandboxDied(f"the VMM of {self._plan[0]} does not listen: {self._vmm.why}")
+        control, guest_control = self._pipe()
+        bulk, guest_bulk = self._pipe()
+        self._ours = (control, bulk)
+        await cast("AnyGuest", self._vmm.guest).serve(guest_control, guest_bulk)
+        return control, bulk
+
+    async def pause(self) -> None:
+        """Nothing passes."""
+        self._check()
+        self._vmm.running.clear()
+
+    async def resume(self) -> None:
+        """Everything passes."""
+        self._check()
+        self._vmm.running.set()
+
+    async def wait(self) -> str:
+        """Until it is dead."""
+        await self._pidfd.wait()
+        return self._vmm.why
+
+    async def kill(self) -> None:
+        """Dead at once."""
+        if self._vmm.alive:
+            await self._host.kill_vmm(*self._plan)
+        await self._pidfd.wait()
+
+    def serial(self) -> bytes:
+        """A line."""
+        return b"fake console\r\n"
+
+    async def aclose(self) -> None:
+        """Let go."""
+        self._hang_up()
+        self._pidfd.close()
+
+    def _check(self) -> None:
+        if not self._vmm.alive:
+            raise SandboxDied(f"the VMM of {self._plan[0]} is gone")
+
+    def _hang_up(self) -> None:
+        for pipe in self._ours:
+            with suppress(OSError):
+                pipe.shutdown(socket.SHUT_RDWR)
+        self._ours = ()
+
+    def _pipe(self) -> tuple[socket.socket, socket.socket]:
+        ours, valve_ours = _pair()
+        theirs, valve_theirs = _pair()
+        task = asyncio.create_task(_pump(self._vmm, valve_ours, valve_theirs), name="valve")
+        self._pumps.add(task)
+        task.add_done_callback(self._pumps.discard)
+        self._vmm.on_death.append(task.cancel)
+        return ours, theirs
+
+
+class FakeVmm:
+    """The driver. guests: makes the guest of each machine."""
+
+    def __init__(self, host: MemoryHost, guests: Callable[[], AnyGuest] = FakeGuest) -> None:
+        self._host = host
+        self._guests = guests
+
+    async def boot(self, plan: MachinePlan) -> FakeMachine:
+        """As the real one: after an error nothing is left."""
+        try:
+            descriptor = await self._host.start_vmm(StartVmm(plan.sandbox, plan.generation, plan.accelerator))
+        except BaseException:
+            with suppress(SpaceError):
+                await self._host.kill_vmm(plan.sandbox, plan.generation)
+            raise
+        vmm = self._host.vmm(plan.sandbox)
+        assert vmm is not None, "it was started"
+        if vmm.guest is None:
+            guest = self._guests()
+            vmm.guest = guest
+            vmm.on_death.append(guest.kill)
+            if isinstance(guest, FakeGuest):
+                _watch(guest, vmm)
+        return FakeMachine(self._host, vmm, (plan.sandbox, plan.generation), descriptor)
+
+    async def adopt(self, sandbox: str, generation: int) -> FakeMachine | None:
+        """The machine of an earlier driver."""
+        descriptor = await self._host.adopt_vmm(sandbox, generation)
+        vmm = self._host.vmm(sandbox)
+        if descriptor is None or vmm is None:
+            return None
+        return FakeMachine(self._host, vmm, (sandbox, generation), descriptor)
+
+
+_watches: set[asyncio.Task[None]] = set()
+
+
+def _watch(guest: FakeGuest, vmm: MemoryVmm) -> None:
+    """A guest that shuts down ends its VMM."""
+
+    async def until_off() -> None:
+        await guest.off.wait()
+        vmm.die("the guest powered off")
+
+    task = asyncio.create_task(until_off(), name="fake guest's power")
+    _watches.add(task)
+    task.add_done_callback(_watches.discard)
+    vmm.on_death.append(lambda: asyncio.get_running_loop().call_soon(task.cancel))
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    one, other = socket.socketpair()
+    one.setblocking(False)
+    other.setblocking(False)
+    return one, other
+
+
+async def _pump(vmm: MemoryVmm, ours: socket.socket, theirs: socket.socket) -> None:
+    """Both directions, while the machine runs; the end of either ends both."""
+    loop = asyncio.get_running_loop()
+
+    async def move(source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while chunk := await loop.sock_recv(source, _CHUNK):
+                await vmm.running.wait()
+                await loop.sock_sendall(sink, chunk)
+
+    tasks = {asyncio.create_task(move(ours, theirs)), asyncio.create_task(move(theirs, ours))}
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+        ours.close()
+        theirs.close()

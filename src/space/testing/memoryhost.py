@@ -1,0 +1,179 @@
+"""rootd's operations in memory, with the rules of `model.rootd`: idempotent by (sandbox, generation), conflicts where it says so.
+
+A VMM here is a `MemoryVmm`: an end that can be seen by descriptor (a pipe stands in for the pidfd: readable once it is dead), and a guest
+behind two pipes. `leftovers()` says what is still on this host. `fail_next(op)` makes the next call of an operation fail, before or
+after it had its effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from space.model.errors import Conflict, Gone, NotFound, Unavailable
+from space.model.rootd import CreateSandbox, StartVmm
+from space.rpc.rootd_client import Description, SandboxOnHost, Usage
+
+
+@dataclass(slots=True)
+class MemoryVmm:
+    """A process that is not one. on_death: called once when it ends."""
+
+    accelerator: str
+    alive: bool = True
+    running: asyncio.Event = field(default_factory=asyncio.Event)
+    why: str = "the VMM was killed or crashed"
+    guest: object | None = None  # the fake driver's
+    watch: int = -1
+    life: int = -1
+    on_death: list[Callable[[], object]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.watch, self.life = os.pipe()
+        self.running.set()
+
+    def die(self, why: str | None = None) -> None:
+        """End; idempotent."""
+        if self.alive:
+            self.alive = False
+            self.why = why or self.why
+            os.close(self.life)
+            for call in self.on_death:
+                call()
+
+    def pidfd(self) -> int:
+        """A descriptor that is readable once it is dead."""
+        return os.dup(self.watch)
+
+
+@dataclass(slots=True)
+class _Files:
+    record: CreateSandbox
+    vmm: MemoryVmm | None = None
+
+
+class MemoryHost:
+    """One host's root."""
+
+    def __init__(self) -> None:
+        self.slots: set[int] = set()
+        self.sandboxes: dict[str, _Files] = {}
+        self.calls: list[str] = []
+        self._faults: dict[str, list[tuple[Exception, str]]] = defaultdict(list)
+
+    def fail_next(self, op: str, error: Exception | None = None, *, when: str = "before") -> None:
+        """The next call of `op` raises `error`, `before` or `after` it had its effect."""
+        self._faults[op].append((error or Unavailable("rootd is away"), when))
+
+    def leftovers(self) -> list[str]:
+        """Everything that is on this host."""
+        living = [f"vmm of {name}" for name, files in self.sandboxes.items() if files.vmm is not None and files.vmm.alive]
+        return [f"slot {slot}" for slot in sorted(self.slots)] + [f"files of {name}" for name in sorted(self.sandboxes)] + living
+
+    def vmm(self, sandbox: str) -> MemoryVmm | None:
+        """The VMM of a sandbox, if one was started."""
+        files = self.sandboxes.get(sandbox)
+        return files.vmm if files is not None else None
+
+    # -- the operations ------------------------------------------------------------------------------------------
+
+    async def describe(self) -> Description:
+        """All there is."""
+        self._enter("describe")
+        found = [
+            SandboxOnHost(name, files.record.generation, files.record.slot, files.vmm is not None and files.vmm.alive)
+            for name, files in self.sandboxes.items()
+        ]
+        return Description(tuple(sorted(self.slots)), tuple(found))
+
+    async def create_slot(self, slot: int) -> None:
+        """A number."""
+        self._enter("create_slot")
+        self.slots.add(slot)
+        self._leave("create_slot")
+
+    async def destroy_slot(self, slot: int) -> None:
+        """Conflict while a VMM of it lives."""
+        self._enter("destroy_slot")
+        for name, files in self.sandboxes.items():
+            if files.record.slot == slot and files.vmm is not None and files.vmm.alive:
+                raise Conflict(f"slot {slot} is used by the VMM of {name}")
+        self.slots.discard(slot)
+        self._leave("destroy_slot")
+
+    async def create_sandbox(self, record: CreateSandbox) -> None:
+        """Conflict with another generation."""
+        self._enter("create_sandbox")
+        there = self.sandboxes.get(record.sandbox)
+        if there is not None and there.record != record:
+            raise Conflict(f"{record.sandbox} is there with another record")
+        if there is None:
+            self.sandboxes[record.sandbox] = _Files(record)
+        self._leave("create_sandbox")
+
+    async def start_vmm(self, record: StartVmm) -> int:
+        """Needs files and slot."""
+        self._enter("start_vmm")
+        files = self._files(record.sandbox, record.generation)
+        if files is None:
+            raise NotFound(f"there is no sandbox {record.sandbox}")
+        if files.record.slot not in self.slots:
+            raise Conflict(f"slot {files.record.slot} of {record.sandbox} is not there")
+        if files.vmm is None:
+            files.vmm = MemoryVmm(record.accelerator)
+        elif not files.vmm.alive:
+            raise Gone(f"the VMM of {record.sandbox} generation {record.generation} was started and has ended")
+        self._leave("start_vmm")
+        return files.vmm.pidfd()
+
+    async def adopt_vmm(self, sandbox: str, generation: int) -> int | None:
+        """None when it does not live."""
+        self._enter("adopt_vmm")
+        files = self._files(sandbox, generation)
+        return files.vmm.pidfd() if files is not None and files.vmm is not None and files.vmm.alive else None
+
+    async def kill_vmm(self, sandbox: str, generation: int) -> None:
+        """Idempotent."""
+        self._enter("kill_vmm")
+        files = self._files(sandbox, generation)
+        if files is not None and files.vmm is not None:
+            files.vmm.die()
+        self._leave("kill_vmm")
+
+    async def destroy_sandbox(self, sandbox: str, generation: int) -> None:
+        """Conflict while the VMM lives."""
+        self._enter("destroy_sandbox")
+        files = self._files(sandbox, generation)
+        if files is not None:
+            if files.vmm is not None and files.vmm.alive:
+                raise Conflict(f"the VMM of {sandbox} lives")
+            if files.vmm is not None:
+                os.close(files.vmm.watch)
+            del self.sandboxes[sandbox]
+        self._leave("destroy_sandbox")
+
+    async def usage(self, sandbox: str, generation: int) -> Usage:
+        """Fixed figures."""
+        self._enter("usage")
+        if self._files(sandbox, generation) is None:
+            raise NotFound(f"there is no sandbox {sandbox}")
+        return Usage(memory_bytes=64 << 20, cpu_usec=1_500_000)
+
+    def _files(self, sandbox: str, generation: int) -> _Files | None:
+        files = self.sandboxes.get(sandbox)
+        return files if files is not None and files.record.generation == generation else None
+
+    def _enter(self, op: str) -> None:
+        self.calls.append(op)
+        self._fault(op, "before")
+
+    def _leave(self, op: str) -> None:
+        self._fault(op, "after")
+
+    def _fault(self, op: str, when: str) -> None:
+        faults = self._faults[op]
+        if faults and faults[0][1] == when:
+            raise faults.pop(0)[0]
