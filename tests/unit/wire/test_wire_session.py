@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import uvloop
 
 from space.core.wire import frames, guest
 from space.core.wire.events import GUEST, MAX_STREAMS, Ponged
@@ -36,7 +37,7 @@ LIMIT = 30
 
 
 def timed(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run the coroutine in a loop of its own, with a deadline that only a hang reaches."""
+    """Run the coroutine in loops of both makes, with a deadline that only a hang reaches."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -44,7 +45,9 @@ def timed(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]
             async with asyncio.timeout(LIMIT):
                 await test(*args, **kwargs)
 
-        asyncio.run(main())
+        for factory in (asyncio.new_event_loop, uvloop.new_event_loop):
+            with asyncio.Runner(loop_factory=factory) as runner:
+                runner.run(main())
 
     return run
 
@@ -201,6 +204,7 @@ async def test_a_guest_cannot_claim_what_is_not_its_to_say() -> None:
 
 @timed
 async def test_a_handlers_bug_is_logged_once_and_told_without_its_words(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.clear()
     async with linked(Host().handle) as (session, _):
         with pytest.raises(GuestError) as told:
             await collected(await session.open("fail", b"bug", finish=True))
@@ -577,7 +581,7 @@ async def test_an_idle_session_has_no_timer() -> None:
 
 @contextlib.asynccontextmanager
 async def node(directory: Path, handler: Handler) -> AsyncIterator[Path]:
-    path = directory / "node.sock"
+    path = directory / f"{secrets.token_hex(4)}.sock"
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.bind(str(path))
     server = await serve(sock, handler)
