@@ -31,8 +31,8 @@ lint: ## ruff, mypy, import contract, rustfmt, clippy
 	@setup/bootstrap --tests
 	@setup/check lint
 
-bench: setup ## measure, print ratios
-	@$(PYTHON) -m bench
+bench: setup ## measure, print ratios (SECTIONS=... for some)
+	@$(PYTHON) -m bench $(SECTIONS)
 
 lock: ## resolve the dependencies anew (for maintainers)
 	@PYTHONPATH=src /usr/bin/python3 -s -m space.setup.lock

@@ -23,10 +23,7 @@ WITHOUT = "exec setpriv --bounding-set=-{0} --inh-caps=-{0} setup/bootstrap --ch
             "echo 'ID=debian\nVERSION_ID=13' >/tmp/os; mount --bind /tmp/os /etc/os-release; exec setup/bootstrap --check",
             "'debian 13' on x86_64",
         ),
-        (
-            "mount --bind /dev/zero /dev/net/tun; mount --bind /dev/null /dev/net/tun; rm() { :; }; exec setup/bootstrap --wrong",
-            "does not know --wrong",
-        ),
+        ("exec setup/bootstrap --wrong", "does not know --wrong"),
     ],
 )
 def test_a_machine_that_cannot_do_it_is_told_in_one_sentence(script: str, sentence: str) -> None:

@@ -44,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SpaceError as error:
         complain(str(error))
         return 1
+    except KeyboardInterrupt:
+        complain("interrupted; what was finished is kept")
+        return 130
     return 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,9 @@ _SIGNED_BY = re.compile(r"signed-by\s*[:=]\s*(/[^\s\],]+)", re.IGNORECASE)
 _NOT_PASSED = re.compile(
     r"Acquire::(AllowInsecure|AllowWeak|AllowDowngrade|IndexTargets|CompressionTypes|Changelogs|GzipIndexes|cdrom)", re.IGNORECASE
 )
+
+_updating = threading.Lock()
+_updated = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +56,33 @@ class Package:
 
 
 def update() -> None:
-    """Fetch the indexes again."""
-    command.run(["apt-get", "update", "-qq"], what="update the package lists", hint="see the mirror and the proxy of the machine's apt")
+    """Fetch the indexes again, once in a set-up whoever asks for it."""
+    global _updated
+    with _updating:
+        if not _updated:
+            command.run(
+                ["apt-get", "update", "-qq"], what="update the package lists", hint="see the mirror and the proxy of the machine's apt"
+            )
+            _updated = True
 
 
 def debian_sources() -> list[Source]:
-    """The signed Debian 12 suites that this machine's apt uses, base suite first; SetupFailed when the base suite is missing."""
-    form = "\t".join(f"$({field})" for field in _FIELDS)
-    out = command.run(["apt-get", "indextargets", "--format", form, "Created-By: Packages"], what="ask apt for its sources", hint=_UPDATE)
-    found = parse_sources(out.decode())
+    """The signed Debian 12 suites that this machine's apt uses, base suite first; SetupFailed when the base suite is missing.
+
+    Who signed what is in the indexes only: they are fetched first where somebody removed them.
+    """
+    if not (found := _listed()):
+        update()
+        found = _listed()
     if not any(source.suite == SUITE for source in found):
         raise SetupFailed(f"apt knows no signed source of Debian's suite {SUITE}", hint=_UPDATE)
     return sorted(found, key=lambda source: _SUITES.index(source.suite))
+
+
+def _listed() -> list[Source]:
+    form = "\t".join(f"$({field})" for field in _FIELDS)
+    out = command.run(["apt-get", "indextargets", "--format", form, "Created-By: Packages"], what="ask apt for its sources", hint=_UPDATE)
+    return parse_sources(out.decode())
 
 
 def parse_sources(text: str) -> list[Source]:

@@ -59,7 +59,11 @@ def clean(checkout: Path) -> list[str]:
     if runtime.COMMAND.is_symlink() and str(runtime.COMMAND.readlink()).startswith(f"{deps.OPT}/"):
         runtime.COMMAND.unlink()
         done.append(f"removed {runtime.COMMAND}")
-    for place in (DATA_ROOT, deps.OPT, *(checkout / name for name in _BUILT)):
+    if DATA_ROOT.is_mount():  # a file system that somebody else mounted for us
+        for entry in sorted(DATA_ROOT.iterdir()):
+            shelf.remove(entry)
+        done.append(f"emptied {DATA_ROOT}, which stays mounted")
+    for place in (*(() if DATA_ROOT.is_mount() else (DATA_ROOT,)), deps.OPT, *(checkout / name for name in _BUILT)):
         if place.exists():
             shelf.remove(place)
             done.append(f"removed {place}")
@@ -97,11 +101,9 @@ def stop(instance: Instance) -> None:
 
 
 def _run_directory() -> list[str]:
-    """Remove /run/space. Mounts that no instance accounts for are taken down first: a removal must not walk into a cgroup."""
+    """Remove /run/space, with mounts that no instance accounts for."""
     if not RUN_ROOT.exists():
         return []
-    for point in reversed(storage.mounts_below(RUN_ROOT)):
-        storage.unmount(point)
     shelf.remove(RUN_ROOT)
     return [f"removed {RUN_ROOT}"]
 

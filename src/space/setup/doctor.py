@@ -164,9 +164,9 @@ def space_left() -> Check:
 def accelerator() -> Check:
     """Which accelerator guests get, and what that is worth: the node decides at the first sandbox and keeps its verdict."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    for instance in instances():
+    for directory in (RUN_ROOT, *(instance.node_data for instance in instances())):
         try:
-            verdict = json.loads((instance.node_data / "accelerator.json").read_text())
+            verdict = json.loads((directory / "accelerator.json").read_text())
         except (OSError, ValueError):
             continue
         if verdict.get("boot_id") == boot:
@@ -215,7 +215,7 @@ def leftovers() -> Check:
     """What no instance accounts for: stages of a set-up that died, run directories and cgroups of instances that are gone."""
     known = {str(instance.name) for instance in instances()}
     found = [str(stage) for kind in (DATA_ROOT / "artefacts", deps.OPT) for stage in kind.glob(f"**/{shelf.STAGE}*") if kind.is_dir()]
-    found += [str(entry) for entry in _entries(RUN_ROOT) if not entry.name.startswith(".") and entry.name not in known]
+    found += [str(entry) for entry in _entries(RUN_ROOT) if entry.is_dir() and not entry.name.startswith(".") and entry.name not in known]
     for mount in Path("/proc/self/mountinfo").read_text().splitlines():
         left, _, right = mount.partition(" - ")
         if right.startswith("cgroup"):

@@ -70,12 +70,18 @@ def make(store: Store, *, update: bool) -> tuple[Path, bool]:
 
 
 def _bootstrap(tree: Path, sources: list[apt.Source]) -> None:
-    options = [f"--aptopt={option}" for option in apt.acquire_options()]
+    # Files, not arguments: a proxy's or a mirror's address can hold a password, and arguments are for everybody to see.
+    options, mirrors = tree.with_name("apt.conf"), tree.with_name("sources.list")
+    for path, lines in ((options, [f"{option};" for option in apt.acquire_options()]), (mirrors, [source.line for source in sources])):
+        path.touch(mode=0o600)
+        path.write_text("".join(f"{line}\n" for line in lines))
     command.run(
-        ["mmdebstrap", "--mode=root", "--variant=minbase", "--format=directory", "--quiet", "--dpkgopt=force-unsafe-io", *options,
-         f"--include={','.join(PACKAGES)}", apt.SUITE, tree, *(source.line for source in sources)],
+        ["mmdebstrap", "--mode=root", "--variant=minbase", "--format=directory", "--quiet", "--dpkgopt=force-unsafe-io",
+         f"--aptopt={options}", f"--include={','.join(PACKAGES)}", apt.SUITE, tree, mirrors],
         what="make the base template's tree", hint="see the machine's apt sources and proxy; `apt-get update` must work",
     )  # fmt: skip
+    options.unlink()
+    mirrors.unlink()
 
 
 def dress(tree: Path) -> None:

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from space.setup import mounts
+
 STAGE = ".stage-"
 
 
@@ -49,7 +51,13 @@ def freeze(root: Path) -> None:
 
 
 def remove(root: Path) -> None:
-    """Remove a tree, frozen or not, there or not (root needs no write bit)."""
+    """Remove a tree, frozen or not, there or not (root needs no write bit).
+
+    What is mounted below it is unmounted first: a killed mmdebstrap leaves the host's /dev and /sys there.
+    """
+    for point in reversed(mounts.below(root)):
+        if point != root:
+            mounts.unmount(point)
     if root.is_dir() and not root.is_symlink():
         shutil.rmtree(root)
     else:

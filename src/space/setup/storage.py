@@ -18,7 +18,7 @@ from pathlib import Path
 
 from space.config.instance import DATA_ROOT
 from space.host import syscalls
-from space.setup import command, loopdevice
+from space.setup import command, loopdevice, mounts
 from space.setup.faults import SetupFailed
 
 GIB = 1 << 30
@@ -116,7 +116,7 @@ def undo() -> list[str]:
     done = []
     with locked():
         while backing() is not None:
-            unmount(DATA_ROOT)
+            mounts.unmount(DATA_ROOT)
             done.append(f"unmounted {DATA_ROOT}")
         for stale in [IMAGE, *IMAGE.parent.glob(f".{IMAGE.name}-*")]:
             if stale.exists():
@@ -134,22 +134,6 @@ def backing() -> Path | None:
         if fields[4] == str(DATA_ROOT):
             found = IMAGE if fields[fields.index("-") + 2].startswith("/dev/loop") else None
     return found
-
-
-def mounts_below(directory: Path) -> list[Path]:
-    """Mount points at or below `directory`, in the order in which they were made."""
-    points = [Path(line.split()[4].encode().decode("unicode_escape")) for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    return [point for point in points if point.is_relative_to(directory)]
-
-
-def unmount(point: Path) -> None:
-    """Take a mount away; SetupFailed when it is in use."""
-    try:
-        syscalls.umount2(str(point))
-    except OSError as error:
-        raise SetupFailed(
-            f"cannot unmount {point}: {error.strerror}", hint=f"end what still uses it (fuser -vm {point} shows it)"
-        ) from error
 
 
 def _ready() -> bool:

@@ -1,0 +1,24 @@
+"""What is mounted where, and taking it away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from space.host import syscalls
+from space.setup.faults import SetupFailed
+
+
+def below(directory: Path) -> list[Path]:
+    """Mount points at or below `directory`, in the order in which they were made; a point with two mounts is there twice."""
+    points = [Path(line.split()[4].encode().decode("unicode_escape")) for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    return [point for point in points if point.is_relative_to(directory)]
+
+
+def unmount(point: Path) -> None:
+    """Take a mount away; SetupFailed when it is in use."""
+    try:
+        syscalls.umount2(str(point))
+    except OSError as error:
+        raise SetupFailed(
+            f"cannot unmount {point}: {error.strerror}", hint=f"end what still uses it (fuser -vm {point} shows it)"
+        ) from error
