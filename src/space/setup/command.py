@@ -52,7 +52,7 @@ def run(
     except subprocess.TimeoutExpired as error:
         raise SetupFailed(f"cannot {what}: {words[0]} did not end within {timeout:.0f} s", hint=hint) from error
     if done.returncode != 0:
-        lines = (done.stderr + done.stdout).decode(errors="replace").strip().splitlines()[-_TAIL:]
+        lines = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()[-_TAIL:]
         quoted = "\n".join(f"    {line}" for line in lines)
         raise SetupFailed(f"cannot {what}: {' '.join(words)} ended with status {done.returncode}\n{quoted}\n", hint=hint)
     return bytes(done.stdout)

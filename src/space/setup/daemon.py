@@ -64,7 +64,7 @@ def check(elf: bytes) -> None:
 def _build(guest: Path, target: Path) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     out = command.run(
-        ["cargo", "build", "--release", "--locked", "--bin", "space", "--message-format=json"],
+        ["cargo", "build", "--release", "--locked", "--bin", "space", "--message-format=json-render-diagnostics"],
         what="build the guest daemon", cwd=guest, env={"CARGO_TARGET_DIR": str(target)},
     )  # fmt: skip
     for line in reversed(out.decode().splitlines()):
