@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,10 @@ OWN_FAILURE = 125
 _GLOBAL_FLAGS = ("--json",)
 _GLOBAL_VALUES = ("--instance", "--url", "--key-file")
 _WITH_COMMAND = ("run", "exec")
+
+
+class OutputClosed(Exception):
+    """Whoever read our output has left. (The option parser would make an exit status of 1 of a BrokenPipeError.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +137,23 @@ def pairs(texts: Sequence[str], option: str) -> dict[str, str]:
             raise InvalidArgument(f"{option} takes KEY=VALUE, not {text!r}")
         found[name] = value
     return found
+
+
+def writer(descriptor: int) -> Callable[[bytes], None]:
+    """Writes pieces as they come, past the interpreter's buffers: output must not wait for a newline."""
+
+    def write(data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(descriptor, view) :]
+            except BlockingIOError:
+                # Whoever shares our terminal or pipe may have made it non-blocking.
+                select.select([], [descriptor], [])
+            except BrokenPipeError:
+                raise OutputClosed from None
+
+    return write
 
 
 def _printable(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from space.cli.context import note, of, print_json
+from space.cli.context import note, of, print_json, writer
 
 if TYPE_CHECKING:
     from space.sdk import Client
@@ -80,9 +80,9 @@ def _out(client: Client, remote: Remote, local: str, *, user: str | None, replac
 
     sandbox = Sandbox.connect(remote.sandbox, client=client)
     if local == "-":
+        write = writer(sys.stdout.fileno())
         for piece in sandbox.get_tar(remote.path, user=user):
-            sys.stdout.buffer.write(piece)
-        sys.stdout.buffer.flush()
+            write(piece)
         return
     took = sandbox.download(remote.path, local, user=user, replace=replace, links="skip" if skip_links else "refuse")
     if as_json:

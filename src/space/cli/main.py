@@ -6,7 +6,6 @@ Nothing that takes long to import is imported here: an HTTP client, tables and t
 from __future__ import annotations
 
 import importlib
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from typing import Annotated
 import typer
 
 from space import __version__
-from space.cli.context import OWN_FAILURE, Context, globals_first, report
+from space.cli.context import OWN_FAILURE, Context, OutputClosed, globals_first, report
 from space.model.errors import SpaceError
 
 app = typer.Typer(
@@ -72,9 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return OWN_FAILURE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except BrokenPipeError:
-        # Whoever read our output has left; the interpreter's last flush must not complain about it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OutputClosed:
         return 128 + signal.SIGPIPE
     except typer.Exit as end:
         return end.exit_code

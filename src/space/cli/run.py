@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from space.cli.context import Context, note, of, pairs, print_json, report
+from space.cli.context import Context, note, of, pairs, print_json, report, writer
 from space.model.errors import ConnectionFailed, NotFound, PermissionDenied, TooLarge
 from space.model.sandbox import DEFAULT_CPUS, DEFAULT_DISK_MIB, DEFAULT_MEMORY_MIB, DEFAULT_TEMPLATE, DEFAULT_TTL_SECONDS, MAX_STDIN
 
@@ -146,7 +146,7 @@ def _private_instance() -> Any:
 
 def _run_in(sandbox: Sandbox, wanted: Wanted, *, as_json: bool) -> int:
     live: dict[str, Any] = (
-        {} if as_json else {"on_stdout_bytes": _writer(sys.stdout.fileno()), "on_stderr_bytes": _writer(sys.stderr.fileno())}
+        {} if as_json else {"on_stdout_bytes": writer(sys.stdout.fileno()), "on_stderr_bytes": writer(sys.stderr.fileno())}
     )
     try:
         result = sandbox.run(
@@ -194,21 +194,6 @@ def _argv(command: list[str] | None) -> list[str]:
     if not words:
         raise typer.BadParameter("there is no command: put it behind --, as in `space run -- uname -r`")
     return words
-
-
-def _writer(descriptor: int) -> Any:
-    """Writes pieces as they come, past the interpreter's buffers: output must not wait for a newline."""
-
-    def write(data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            try:
-                view = view[os.write(descriptor, view) :]
-            except BlockingIOError:
-                # Whoever shares our terminal or pipe may have made it non-blocking.
-                select.select([], [descriptor], [])
-
-    return write
 
 
 def _stdin(wanted: bool | None) -> bytes | None:

@@ -142,7 +142,11 @@ def test_check_raises_with_the_result(sandbox: Sandbox) -> None:
     assert caught.value.result.exit_code == 3
 
 
-@pytest.mark.parametrize("stdin", [b"x\ny", "x\ny", io.BytesIO(b"x\ny"), [b"x", b"\ny"], iter([b"x\n", b"", b"y"])], ids=str)
+@pytest.mark.parametrize(
+    "stdin",
+    [b"x\ny", "x\ny", io.BytesIO(b"x\ny"), [b"x", b"\ny"], iter([b"x\n", b"", b"y"])],
+    ids=["bytes", "text", "file", "list", "iterator"],
+)
 def test_stdin_is_bytes_text_a_file_or_pieces(sandbox: Sandbox, stdin: bytes) -> None:
     assert sandbox.run(["cat"], stdin=stdin).stdout == b"x\ny"
 
