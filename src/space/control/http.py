@@ -41,6 +41,7 @@ class Protocol(HttpToolsProtocol):
         self._in_body = False
         self._linger_timer: asyncio.TimerHandle | None = None
         self._refusal: SpaceError | None = None
+        self._refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -59,14 +60,14 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self._refused or self.transport.is_closing():
             return
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_timer is None:
                 self._await_head()
         super().data_received(data)
-        if self._in_head and self._head_bytes > limits.MAX_HEAD and not self.transport.is_closing():
+        if self._in_head and self._head_bytes > limits.MAX_HEAD and not self._refused:
             self._refuse(_too_large())
 
     def on_headers_complete(self) -> None:
@@ -113,22 +114,29 @@ class Protocol(HttpToolsProtocol):
     def _refuse(self, error: SpaceError) -> None:
         """An answer from below the application, then the end."""
         self._stop_timers()
-        request_id = new_request_id()
+        self._refused = True
         if self.cycle is not None and not self.cycle.response_complete:
             # An answer is on its way: another head in the middle of it would be read as a part of it.
             self.transport.close()
             return
+        request_id = new_request_id()
         log.info("refused a connection: %s", error, extra={"request_id": request_id})
         answer = answers.problem(error, request_id)
         head = {
             **answer.headers,
-            "content-type": str(answer.media_type),
-            "content-length": str(len(answer.body)),
-            "x-request-id": request_id,
+            "Content-Type": str(answer.media_type),
+            "Content-Length": str(len(answer.body)),
+            "X-Request-Id": request_id,
+            "Connection": "close",
         }
-        lines = [STATUS_LINE[error.status], *(f"{name.lower()}: {value}\r\n".encode() for name, value in head.items())]
-        self.transport.write(b"".join([*lines, b"connection: close\r\n\r\n", answer.body]))
-        self.transport.close()
+        lines = [STATUS_LINE[error.status], *(f"{name}: {value}\r\n".encode() for name, value in head.items())]
+        self.transport.write(b"".join([*lines, b"\r\n", answer.body]))
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        # Closing while the client still sends would reset the connection, and the answer with it.
+        self.transport.write_eof()
+        self._linger_timer = self.loop.call_later(limits.REFUSED_SECONDS, self._give_up)
 
 
 def _too_large() -> HeadTooLarge:

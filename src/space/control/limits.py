@@ -26,6 +26,9 @@ BODY_SECONDS: Final = 60.0
 # stdin that the guest has not taken yet is kept in memory up to this, then in an unlinked file.
 STDIN_IN_MEMORY: Final = 256 * 1024
 
+# After an answer from below the application.
+REFUSED_SECONDS: Final = 2.0
+
 # -- concurrency: the session to the node carries 1,024 streams -------------------------------------------------------
 MAX_CONNECTIONS: Final = 2048
 MAX_REQUESTS: Final = 768

@@ -108,6 +108,7 @@ async def controlled(world: World) -> AsyncIterator[World]:
 
 @contextlib.asynccontextmanager
 async def a_world(root: Path, *, node_up: bool = True, **settings: Any) -> AsyncIterator[World]:
+    """An instance below `root` with a node, and control not started."""
     short = Path(tempfile.mkdtemp(prefix="sc-"))  # a UNIX socket's path has 107 characters at most
     instance = Instance(InstanceName("t"), 0, data_root=root / "data", run_root=short)
     instance.control_data.mkdir(parents=True, exist_ok=True)

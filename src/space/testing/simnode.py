@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -50,6 +51,7 @@ class SimNode:
         self.created = 0
         self.deleted: list[str] = []
         self.killed = 0  # processes whose stream was reset
+        self.open_trees = 0
         self.refuse_create: SpaceError | None = None
         self.fail_create: str | None = None  # the phase becomes failed, with this reason
         self.hold_create: asyncio.Event | None = None  # creates stop at `preparing` until it is set
@@ -298,20 +300,31 @@ class SimNode:
         if asked.path == "/proc":
             raise PermissionDenied("/proc is not writable")
         taken = bytearray()
-        async for event in stream:
-            if isinstance(event, Data):
-                taken += event.payload
+        with self._open_tree():
+            async for event in stream:
+                if isinstance(event, Data):
+                    taken += event.payload
         there.trees[asked.path] = bytes(taken)
-        crc = zlib.crc32(taken) ^ (1 if self.lie_about_trees else 0)
-        await stream.send_message(api.TreeDone(len(taken) // 512, len(taken), crc))
+        await stream.send_message(self._counted(taken))
 
     async def _tree_get(self, stream: Stream, request: bytes) -> None:
         asked = msgspec.msgpack.decode(request, type=api.Tree)
         tree = self._find(asked.sandbox).trees.get(asked.path)
         if tree is None:
             raise NotFound(f"there is no {asked.path} in the sandbox")
-        if self.break_tree_after is not None:
+        with self._open_tree():
             await stream.send(tree[: self.break_tree_after])
+        if self.break_tree_after is not None:
             raise SandboxDied("the sandbox ended during the download")
-        await stream.send(tree)
-        await stream.send_message(api.TreeDone(len(tree) // 512, len(tree), zlib.crc32(tree) ^ (1 if self.lie_about_trees else 0)))
+        await stream.send_message(self._counted(tree))
+
+    def _counted(self, tree: bytes | bytearray) -> api.TreeDone:
+        return api.TreeDone(len(tree) // 512, len(tree), zlib.crc32(tree) ^ (1 if self.lie_about_trees else 0))
+
+    @contextmanager
+    def _open_tree(self) -> Iterator[None]:
+        self.open_trees += 1
+        try:
+            yield
+        finally:
+            self.open_trees -= 1

@@ -47,13 +47,14 @@ class Store:
         self._path = path
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         fresh = not path.exists()
+        # SQLite gives its log the mode of the database.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         self._writing = _engine(path)
         with self._writing.connect() as connection:
             for number in migrations.pending(connection):
                 migrations.take(connection, number)
                 connection.commit()
                 log.info("the state store took step %d", number)
-        path.chmod(0o600)
         if fresh:
             _sync_directory(path.parent)
         self._reading = _engine(path)

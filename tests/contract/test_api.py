@@ -1,0 +1,108 @@
+"""The API's contract: its document is what it was, every route documents its refusals, and none shows one tenant another's."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from space.control.openapi import document
+from space.control.problems import MEDIA_TYPE
+from space.control.routes import ROUTES
+from space.model.errors import BY_CODE
+from space.testing.simcontrol import World, dialogue
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "openapi" / "openapi.json"
+DOCUMENT: dict[str, Any] = json.loads(document("0.0.0"))
+OPERATIONS = [(path, method) for path, methods in DOCUMENT["paths"].items() for method in methods]
+WITH_ID = [(path, method) for path, method in OPERATIONS if "{" in path]
+
+
+def test_the_document_is_the_golden_one() -> None:
+    assert document("0.0.0").decode() == GOLDEN.read_text(), f"the API changed: write document('0.0.0') into {GOLDEN.name} if that is meant"
+
+
+def test_every_route_is_documented_and_every_reference_leads_somewhere() -> None:
+    assert sorted(OPERATIONS) == sorted((route.path, route.method.lower()) for route in ROUTES)
+    assert DOCUMENT["openapi"].startswith("3.1")
+    for reference in re.findall(r'"#/components/schemas/(\w+)"', json.dumps(DOCUMENT)):
+        assert reference in DOCUMENT["components"]["schemas"]
+    names = [DOCUMENT["paths"][path][method]["operationId"] for path, method in OPERATIONS]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(("path", "method"), OPERATIONS)
+def test_every_route_documents_its_refusals_as_problems(path: str, method: str) -> None:
+    responses = DOCUMENT["paths"][path][method]["responses"]
+    refusals = {status: answer for status, answer in responses.items() if int(status) >= 400}
+    assert "500" in refusals
+    assert ("401" in refusals) == (path != "/healthz")
+    assert ("404" in refusals) or "{" not in path
+    for status, answer in refusals.items():
+        codes = answer["content"][MEDIA_TYPE]["schema"]["allOf"][1]["properties"]["code"]["enum"]
+        assert codes
+        assert all(BY_CODE[code].status == int(status) for code in codes if code != "internal")
+
+
+def test_there_are_routes_with_ids_to_walk() -> None:
+    assert len(WITH_ID) >= 8
+
+
+def _shape(answer: httpx.Response, given: str) -> tuple[object, ...]:
+    """Everything that an answer shows, but the id that the caller gave itself and the ids of this one request."""
+    body = json.loads(answer.text.replace(given, "<id>"))
+    body.pop("request_id")
+    heads = {name: value for name, value in answer.headers.items() if name not in ("x-request-id", "content-length")}
+    return answer.status_code, body, heads
+
+
+@pytest.mark.parametrize(("path", "method"), WITH_ID)
+@dialogue()
+async def test_another_tenants_id_is_answered_exactly_like_an_unknown_one(world: World, path: str, method: str) -> None:
+    """Every path of the document that has an id, so that a new route is walked as soon as it is there."""
+    running, ended = await world.create(), await world.create()
+    await world.client.delete(f"/v1/sandboxes/{ended}")
+    minted = (await world.client.post("/v1/keys", json={"tenant": "default"})).json()
+    operation = DOCUMENT["paths"][path][method]
+    query = {parameter["name"]: "1" for parameter in operation["parameters"] if parameter["in"] == "query" and parameter["required"]}
+    body = (
+        json.dumps({"argv": ["echo"]}) if "requestBody" in operation and "application/json" in operation["requestBody"]["content"] else None
+    )
+    theirs, unknown = {"id": [running, ended], "key_id": [minted["id"]]}, {"id": "sb-" + "a" * 20, "key_id": "a" * 12}
+    [name] = re.findall(r"\{(\w+)\}", path)
+    async with await world.other_tenant() as stranger:
+
+        async def ask(given: str) -> tuple[object, ...]:
+            return _shape(await stranger.request(method, path.replace(f"{{{name}}}", given), params=query, content=body), given)
+
+        nothing = await ask(unknown[name])
+        admin = operation["x-access"] == "an admin key"
+        assert nothing[0] == (403 if admin else 404), nothing
+        for foreign in theirs[name]:
+            assert await ask(foreign) == nothing
+    assert await world.phase(running) == "running"
+    assert world.node.deleted == [ended]
+
+
+@dialogue()
+async def test_a_tenants_list_holds_its_own_only_also_with_anothers_cursor(world: World) -> None:
+    for _ in range(3):
+        await world.create()
+    cursor = (await world.client.get("/v1/sandboxes?limit=1")).json()["next_cursor"]
+    async with await world.other_tenant() as stranger:
+        assert (await stranger.get("/v1/sandboxes")).json() == {"sandboxes": [], "next_cursor": None}
+        assert (await stranger.get("/v1/sandboxes", params={"cursor": cursor})).json()["sandboxes"] == []
+        own = (await stranger.post("/v1/sandboxes")).json()["id"]
+        assert [one["id"] for one in (await stranger.get("/v1/sandboxes")).json()["sandboxes"]] == [own]
+
+
+@dialogue()
+async def test_the_served_document_is_the_generated_one(world: World) -> None:
+    assert world.services is not None
+    answer = await world.client.get("/openapi.json")
+    assert answer.json()["paths"] == DOCUMENT["paths"]
+    assert answer.json()["info"]["version"] == world.services.version
