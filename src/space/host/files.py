@@ -30,6 +30,19 @@ def open_directory(path: str | os.PathLike[str], *, inside: int | None = None) -
     return open_beneath(inside, os.fspath(path), flags)
 
 
+def names(directory: int) -> list[str]:
+    """What is in a held directory now.
+
+    Listed through a fresh descriptor: btrfs notes when a directory is opened or rewound how far a listing of it goes, and
+    `os.listdir` rewinds only after it has read, so a held descriptor would not show what was made since.
+    """
+    fresh = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        return os.listdir(fresh)  # noqa: PTH208 (by descriptor, so that nobody can swap the path)
+    finally:
+        os.close(fresh)
+
+
 def read_json(directory: int, name: str, limit: int = 65536) -> Any:
     """A small JSON file below `directory`; FileNotFoundError, or ValueError when it is not JSON or larger than `limit`."""
     descriptor = open_beneath(directory, name, os.O_RDONLY)

@@ -82,7 +82,7 @@ def get(place: Place, op: SandboxOp | StartVmm) -> Record:
 
 def existing(place: Place) -> list[Record]:
     """Every sandbox that is there."""
-    names = [name for name in os.listdir(place.directory) if not name.startswith(".")]  # noqa: PTH208 (by descriptor)
+    names = [name for name in files.names(place.directory) if not name.startswith(".")]
     return [record for name in sorted(names) if (record := find(place, name)) is not None]
 
 
@@ -153,7 +153,7 @@ def remove(place: Place, sandbox: str) -> None:
 
 def tidy(place: Place) -> None:
     """Remove what a crash left half made or half removed."""
-    for name in os.listdir(place.directory):  # noqa: PTH208 (by descriptor)
+    for name in files.names(place.directory):
         if name.startswith((NEW, GONE)):
             log(f"removing {name}, which an earlier rootd left unfinished")
             files.remove_tree(place.directory, name)
