@@ -18,6 +18,7 @@ from pathlib import Path
 
 from space.host import namespaces, syscalls
 
+_STANDARD = Path("/sys/fs/cgroup")
 NEEDED = ("memory", "pids", "cpu")
 _V1_EXTRA = ("cpuacct", "freezer")  # in v2 these are part of every cgroup
 
@@ -41,7 +42,7 @@ class Missing(Exception):
 
 def find(private: Path) -> Hierarchies:
     """Look every controller up; what is mounted nowhere (or read-only) is mounted below `private`. Missing when one is not to be had."""
-    unified, v1 = _mounted(Path("/proc/self/mountinfo").read_text())
+    unified, v1 = _mounted(Path("/proc/self/mountinfo").read_text(), (_STANDARD, private))
     bound = _bound_to_v1(Path("/proc/self/cgroup").read_text())
     for controller in (*NEEDED, *_V1_EXTRA):
         if controller in bound and controller not in v1:
@@ -60,7 +61,8 @@ def find(private: Path) -> Hierarchies:
     return found
 
 
-def _mounted(mountinfo: str) -> tuple[Path | None, dict[str, Path]]:
+def _mounted(mountinfo: str, within: tuple[Path, ...]) -> tuple[Path | None, dict[str, Path]]:
+    """What is mounted `within` these places: a hierarchy elsewhere (in somebody's chroot, say) may be gone at any moment."""
     unified: Path | None = None
     v1: dict[str, Path] = {}
     for line in mountinfo.splitlines():
@@ -70,6 +72,8 @@ def _mounted(mountinfo: str) -> tuple[Path | None, dict[str, Path]]:
         if kind not in ("cgroup", "cgroup2") or "ro" in fields[5].split(","):
             continue
         path = Path(fields[4].encode().decode("unicode_escape"))
+        if not any(place == path or place in path.parents for place in within):
+            continue
         if kind == "cgroup2":
             unified = unified or path
         else:

@@ -27,6 +27,9 @@ _CPU_PERIOD_USEC: Final = 100_000
 GUEST_ADDRESS: Final = "10.0.0.2/30"
 GATEWAY: Final = "10.0.0.1"
 
+# No lock: rootd starts one VMM for a disk, and QEMU's probe for the kind of lock wants a /dev/null.
+_DISK_FILE: Final = "file.driver=file,file.filename=/dev/fdset/1,file.discard=unmap,file.locking=off"
+
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
@@ -113,7 +116,7 @@ def qemu_argv(machine: Machine, fds: Descriptors) -> list[str]:
         *("-chardev", _listener("control", fds.control), "-device", "virtserialport,chardev=control,name=space.control,nr=1"),
         *("-chardev", _listener("bulk", fds.bulk), "-device", "virtserialport,chardev=bulk,name=space.bulk,nr=2"),
         *("-add-fd", f"fd={fds.disk},set=1"),
-        *("-blockdev", "driver=raw,node-name=disk,discard=unmap,file.driver=file,file.filename=/dev/fdset/1,file.discard=unmap"),
+        *("-blockdev", f"driver=raw,node-name=disk,discard=unmap,{_DISK_FILE}"),
         *("-device", "virtio-blk-device,drive=disk"),
         *("-netdev", f"tap,id=network,fd={fds.tap},vhost=off"),
         *("-device", f"virtio-net-device,netdev=network,mac={GUEST_MAC}"),
