@@ -103,7 +103,7 @@ class Rounds:
     # -- what must hold afterwards -------------------------------------------------------------------------------
     def listed(self) -> dict[str, str]:
         with self.client() as client:
-            return {info.id: info.phase.value for info in client.sandboxes()}
+            return {info.id: info.phase.value for info in client.sandboxes() if info.phase.value != "gone"}
 
     def on_host(self) -> set[str]:
         instance = self.server.instance
