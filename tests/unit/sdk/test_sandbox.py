@@ -298,6 +298,10 @@ def test_heartbeats_and_any_split_of_the_stream_change_nothing() -> None:
         assert _answering(*(body[at : at + size] for at in range(0, len(body), size))).run(["x"]).text == "12"
 
 
+def test_a_connection_that_breaks_behind_the_exit_frame_takes_nothing_away() -> None:
+    assert _answering(ONE, EXIT, httpx.ReadError("reset")).run(["x"]).text == "1"
+
+
 def test_a_silent_server_is_cut_off_by_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("space.sdk._sync.sandbox.HEARTBEAT_LIMIT_SECONDS", 0.2)
     server = MockServer()

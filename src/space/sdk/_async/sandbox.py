@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import httpx
 
-from space.model.errors import Gone, InvalidArgument, NotFound, SpaceError
+from space.model.errors import Gone, InvalidArgument, NotFound, SpaceError, StreamCut
 from space.model.sandbox import DEFAULT_CPUS, DEFAULT_DISK_MIB, DEFAULT_MEMORY_MIB, DEFAULT_TEMPLATE, SandboxInfo
 from space.sdk.answers import Metrics, TreeSummary, record, sandbox_info
 from space.sdk.archive import Limits, Links, Staging, Unpacked
@@ -211,10 +211,15 @@ class AsyncSandbox:
         path = f"{self._path}/processes"
         async with self._client.stream("POST", path, params={"stream": "1"}, content=body, headers=headers, seconds=limit) as response:
             stream = ProcessStream(capture=capture, limit=output_limit, request_id=response.headers.get("x-request-id"))
-            async for data in self._client.pieces(response, limit):
-                for piece in stream.receive(data):
-                    for callback, value in sinks[piece.stream].calls(piece.data):
-                        await invoke(callback, value)
+            try:
+                async for data in self._client.pieces(response, limit):
+                    for piece in stream.receive(data):
+                        for callback, value in sinks[piece.stream].calls(piece.data):
+                            await invoke(callback, value)
+            except StreamCut:
+                # A connection that breaks behind the exit frame takes nothing away.
+                if not stream.has_ended:
+                    raise
             result = stream.result()
         for sink in sinks.values():
             for callback, value in sink.calls(b"", final=True):
