@@ -35,7 +35,7 @@ class World:
     node: SimNode
     services: Services | None = None
     port: int = 0
-    client: httpx.AsyncClient = field(default_factory=lambda: httpx.AsyncClient(trust_env=False))
+    client: httpx.AsyncClient = field(default_factory=lambda: httpx.AsyncClient(trust_env=False, verify=False))
 
     @property
     def key(self) -> str:
@@ -46,7 +46,7 @@ class World:
         return f"http://127.0.0.1:{self.port}"
 
     def as_key(self, key: str) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.url, headers={"Authorization": f"Bearer {key}"}, timeout=30, trust_env=False)
+        return httpx.AsyncClient(base_url=self.url, headers={"Authorization": f"Bearer {key}"}, timeout=30, trust_env=False, verify=False)
 
     async def other_tenant(self, tenant: str = "other", scope: str = "tenant") -> httpx.AsyncClient:
         answer = await self.client.post("/v1/keys", json={"tenant": tenant, "scope": scope})

@@ -37,7 +37,7 @@ def is_a_problem(answer: httpx.Response, status: int, code: str) -> dict[str, ob
 
 @dialogue()
 async def test_every_route_but_the_open_ones_needs_a_key(world: World) -> None:
-    async with httpx.AsyncClient(base_url=world.url, trust_env=False) as nobody:
+    async with httpx.AsyncClient(base_url=world.url, trust_env=False, verify=False) as nobody:
         for route in ROUTES:
             answer = await nobody.request(route.method, re.sub(r"\{.*?\}", "x", route.path))
             if route.access is Access.OPEN:
@@ -58,7 +58,7 @@ async def test_admin_routes_refuse_a_tenants_key(world: World) -> None:
 
 @dialogue()
 async def test_a_key_is_taken_from_either_header(world: World) -> None:
-    async with httpx.AsyncClient(base_url=world.url, trust_env=False) as nobody:
+    async with httpx.AsyncClient(base_url=world.url, trust_env=False, verify=False) as nobody:
         for headers in ({"Authorization": f"Bearer {world.key}"}, {"authorization": f"bearer  {world.key}"}, {"X-API-Key": world.key}):
             assert (await nobody.get("/v1/sandboxes", headers=headers)).status_code == 200
         for headers in ({"Authorization": f"Basic {world.key}"}, {"Authorization": world.key}, {"X-API-Key": world.key + "0"}):
@@ -303,7 +303,10 @@ async def test_requests_beyond_a_tenants_room_are_pushed_back_at_once(world: Wor
     with room.place("a"):
         pass
     monkeypatch.setattr(limits, "MAX_CONNECTIONS", 1)
-    async with httpx.AsyncClient(base_url=world.url, trust_env=False) as one, httpx.AsyncClient(base_url=world.url, trust_env=False) as two:
+    async with (
+        httpx.AsyncClient(base_url=world.url, trust_env=False, verify=False) as one,
+        httpx.AsyncClient(base_url=world.url, trust_env=False, verify=False) as two,
+    ):
         assert (await one.get("/healthz")).status_code == 200
         is_a_problem(await two.get("/healthz"), 503, "unavailable")
     world.node.hold_create.set()
