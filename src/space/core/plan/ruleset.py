@@ -75,7 +75,7 @@ def canonical(listing: Any) -> list[dict[str, Any]]:
         if kind == "metainfo":
             continue
         if not isinstance(body, dict):
-            raise ValueError(f"{kind} is not an object")  # noqa: TRY004
+            raise ValueError(f"not an object: {kind}")  # noqa: TRY004
         noise = ("handle", "packets", "bytes", "dev") if kind in ("counter", "chain") else ("handle",)
         kept.append({kind: {key: value for key, value in body.items() if key not in noise}})
     return kept

@@ -1,0 +1,128 @@
+"""The boundary's grammar: what is taken, what is refused, and in which words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from space.model import errors
+from space.model.errors import InvalidArgument
+from space.model.rootd import CreateSandbox, Describe, Operation, SandboxOp, SlotOp, StartVmm
+from space.rootd import records
+
+ID = "sb-" + "a2" * 10
+CREATE = {
+    "op": "create_sandbox",
+    "sandbox": ID,
+    "generation": 1,
+    "slot": 0,
+    "template": "a" * 16,
+    "disk_mib": 2048,
+    "memory_mib": 512,
+    "cpus": 1,
+}
+
+GOOD: list[tuple[str, Operation]] = [
+    ("describe", Describe()),
+    ("create_slot", SlotOp(0)),
+    ("destroy_slot", SlotOp(2047)),
+    ("create_sandbox", CreateSandbox(ID, 1, 0, "a" * 16, 1 << 20, 1 << 20, 64)),
+    ("start_vmm", StartVmm(ID, 2**63 - 1, "kvm")),
+    *((op, SandboxOp(ID, 1)) for op in ("adopt_vmm", "kill_vmm", "destroy_sandbox", "usage")),
+]
+
+
+@pytest.mark.parametrize(("op", "record"), GOOD, ids=[op for op, _ in GOOD])
+def test_operation_survives_the_wire(op: str, record: Operation) -> None:
+    assert records.decode(records.encode(op, record)) == (op, record)
+
+
+def test_every_operation_of_the_contract_is_known() -> None:
+    assert {op for op, _ in GOOD} == set(records.OPERATIONS)
+    for kind in records.OPERATIONS.values():
+        assert {field.type for field in fields(kind)} <= {"int", "str"}  # what the decoder knows to check
+
+
+def test_every_field_has_a_check_of_its_value() -> None:
+    names = {field.name for kind in records.OPERATIONS.values() for field in fields(kind)}
+    assert names == {*records._RANGES, *records._CHECKS, *records._CHOICES}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"op": None}, "no such operation: None"),
+        ({"op": ["create_sandbox"]}, "no such operation: "),
+        ({"op": "Create_sandbox"}, "no such operation: 'Create_sandbox'"),
+        ({"sandbox": "sb-../../../etc/passwd0"}, "not a sandbox id"),
+        ({"sandbox": ID + "\n"}, "not a sandbox id"),
+        ({"sandbox": 7}, "sandbox is of type str, not int"),
+        ({"template": "../" + "a" * 16}, "not a digest"),
+        ({"template": "A" * 16}, "not a digest"),
+        ({"generation": 0}, "generation is 1 to 9223372036854775807, not 0"),
+        ({"generation": 2**63}, "generation is 1 to 9223372036854775807, not 9223372036854775808"),
+        ({"generation": 10**2000}, "generation is 1 to 9223372036854775807, not 100000000000000000000000"),
+        ({"generation": 1.0}, "generation is of type int, not float"),
+        ({"generation": "1"}, "generation is of type int, not str"),
+        ({"generation": None}, "generation is of type int, not NoneType"),
+        ({"slot": -1}, "slot is 0 to 2047, not -1"),
+        ({"slot": True}, "slot is of type int, not bool"),
+        ({"disk_mib": (1 << 20) + 1}, "disk_mib is 1 to 1048576, not 1048577"),
+        ({"memory_mib": 31}, "memory_mib is 32 to 1048576, not 31"),
+        ({"cpus": 65}, "cpus is 1 to 64, not 65"),
+        ({"argv": ["sh"]}, "create_sandbox has no field 'argv'"),
+        ({"uid": 0}, "create_sandbox has no field 'uid'"),
+    ],
+)
+def test_wrong_field_is_named(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        records.decode(json.dumps(CREATE | change).encode())
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize("name", [name for name in CREATE if name != "op"])
+def test_missing_field_is_named(name: str) -> None:
+    message = {key: value for key, value in CREATE.items() if key != name}
+    with pytest.raises(InvalidArgument, match=f"create_sandbox needs the field '{name}'"):
+        records.decode(json.dumps(message).encode())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"\0",
+        b"\xff",
+        b"null",
+        b"1",
+        b'"describe"',
+        b"[[",
+        b'{"op":"describe"',
+        b'{"op":"describe"} x',
+        b"[" * 4096,
+        b'{"a":' * 800,
+        b"\xef\xbb\xbf{}",
+    ],
+)
+def test_what_is_no_object_is_refused(message: bytes) -> None:
+    with pytest.raises(InvalidArgument):
+        records.decode(message)
+
+
+def test_field_given_twice_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="a field is given twice"):
+        records.decode(b'{"op":"create_slot","slot":1,"slot":2}')
+
+
+def test_long_message_is_refused_unread() -> None:
+    with pytest.raises(InvalidArgument, match="at most 4096 bytes"):
+        records.decode(b'{"op":"describe"' + b" " * 4096 + b"}")
+
+
+def test_refusal_is_a_code_and_a_bounded_sentence() -> None:
+    refusal = json.loads(records.refusal(errors.Conflict("x" * 5000, hint="wait")))
+    assert refusal == {"error": True, "code": "conflict", "message": "x" * 1000, "hint": "wait"}
+    assert "hint" not in json.loads(records.refusal(errors.Internal("rootd failed")))
