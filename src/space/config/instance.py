@@ -22,7 +22,7 @@ SETTINGS_ROOT = Path("/etc/space")
 
 _UID_BASE = 0x000A_0000  # 655,360: above every uid that a distribution hands out
 _UIDS_PER_INSTANCE = 4096
-_MAX_INSTANCES = 200
+MAX_INSTANCES = 200
 _FIRST_VM_UID = 1024
 SLOTS = 2048  # slots, and so VMs, of one instance
 
@@ -147,7 +147,7 @@ def claim(name: str, *, data_root: Path = DATA_ROOT, run_root: Path = RUN_ROOT) 
         return found
     blocks = data_root / "instances" / ".blocks"
     blocks.mkdir(parents=True, exist_ok=True)
-    for index in range(_MAX_INSTANCES):
+    for index in range(MAX_INSTANCES):
         try:
             descriptor = os.open(blocks / str(index), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
         except FileExistsError:
@@ -160,7 +160,7 @@ def claim(name: str, *, data_root: Path = DATA_ROOT, run_root: Path = RUN_ROOT) 
         staged.write_text(json.dumps({"name": checked, "index": index}))
         staged.rename(instance.data / "instance.json")
         return instance
-    raise RuntimeError(f"all {_MAX_INSTANCES} instances are taken (space clean --instance NAME removes one)")
+    raise RuntimeError(f"all {MAX_INSTANCES} instances are taken (space clean --instance NAME removes one)")
 
 
 def load(name: str, *, data_root: Path = DATA_ROOT, run_root: Path = RUN_ROOT) -> Instance | None:

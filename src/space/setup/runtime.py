@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from space.config.instance import Instance
+from space.config.instance import MAX_INSTANCES, Instance
 from space.model.ids import instance_name
 from space.setup import command, deps, inputs, shelf
 from space.setup.faults import SetupFailed
@@ -36,15 +36,18 @@ class Proof:
 
 
 def proofs() -> tuple[Proof, ...]:
-    """Who must be able to import what."""
-    first = Instance(instance_name("default"), 0)
+    """Who must be able to import what.
+
+    The uids are those of the last block, which instances are given last: a sweep of one kills whatever runs under its uids.
+    """
+    last = Instance(instance_name("proof"), MAX_INSTANCES - 1)
     return (
-        Proof("space.control.server", first.control_uid),
-        Proof("space.node.server", first.node_uid),
+        Proof("space.control.server", last.control_uid),
+        Proof("space.node.server", last.node_uid),
         Proof("space.rootd.server", 0),
         Proof("space.serve.main", 0),
         Proof("space.cli.main", 0),
-        Proof("space.model.sandbox", first.vm_uid(0)),
+        Proof("space.model.sandbox", last.vm_uid(0)),
     )
 
 
@@ -85,7 +88,7 @@ def prove(runtime: Path, wanted: Iterable[Proof]) -> None:
     def one(proof: Proof) -> None:
         command.run(
             [runtime / "bin/python", "-I", "-B", "-c", f"import {proof.module}"],
-            what=f"import {proof.module} as uid {proof.uid} from {runtime.name}", user=proof.uid, cwd=Path("/"), timeout=60,
+            what=f"import {proof.module} as uid {proof.uid} from {runtime.name}", user=proof.uid, cwd=Path("/"), timeout=180,
         )  # fmt: skip
 
     with ThreadPoolExecutor(4) as pool:
