@@ -56,6 +56,17 @@ def of(context: typer.Context) -> Context:
     return found
 
 
+def command_of(arguments: Sequence[str]) -> str | None:
+    """The command that the arguments name: the first word that is no global option or its value."""
+    words = iter(arguments)
+    for word in words:
+        if word in _GLOBAL_VALUES:
+            next(words, None)
+        elif not word.startswith("-"):
+            return word
+    return None
+
+
 def globals_first(arguments: Sequence[str]) -> list[str]:
     """The arguments with the global options moved to the front, so that they may stand anywhere before `--`.
 
@@ -63,7 +74,7 @@ def globals_first(arguments: Sequence[str]) -> list[str]:
     """
     end = arguments.index("--") if "--" in arguments else len(arguments)
     ours, rest = list(arguments[:end]), list(arguments[end:])
-    if not rest and any(word in _WITH_COMMAND for word in ours):
+    if not rest and command_of(ours) in _WITH_COMMAND:
         return ours
     front: list[str] = []
     others: list[str] = []

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from space import __version__
-from space.cli.context import OWN_FAILURE, Context, OutputClosed, globals_first, report
+from space.cli.context import OWN_FAILURE, Context, OutputClosed, command_of, globals_first, report
 from space.model.errors import SpaceError
 
 app = typer.Typer(
@@ -44,8 +44,8 @@ _MODULES |= {"server": ("serve", "setup", "doctor", "clean", "bench", "version")
 
 
 def _register(arguments: Sequence[str]) -> None:
-    """Give the parser the commands that `arguments` may mean: each costs milliseconds, and one is called."""
-    wanted = [module for module, commands in _MODULES.items() if set(commands) & set(arguments)]
+    """Give the parser the command that `arguments` name, or all: each costs milliseconds, and one is called."""
+    wanted = [module for module, commands in _MODULES.items() if command_of(arguments) in commands]
     for module in wanted or _MODULES:
         importlib.import_module(f"space.cli.{module}").add_to(app)
 

@@ -314,6 +314,8 @@ def test_serve_hands_its_options_to_the_server(space: Space, monkeypatch: pytest
         ("run -q --json -- x --json", "--json run -q -- x --json"),
         ("run x --json", "run x --json"),
         ("--json run x --json", "--json run x --json"),
+        ("bench exec --json", "--json bench exec"),
+        ("--instance run list --json", "--instance run --json list"),
         ("serve --instance", "--instance serve"),
         ("serve --instance=a", "--instance=a serve"),
     ],
