@@ -18,7 +18,7 @@ from space.rpc.stream import Gate, Stream
 
 _HIGH_WATER = 512 << 10
 _SEND_BUFFER = 512 << 10  # two of the largest frames: with the usual 208 KiB every frame takes two system calls
-_MOST_UNREAD = 8 << 20  # answers to a peer that sends pings and reads nothing
+_MOST_UNREAD = 2 << 20  # answers to a peer that sends pings and reads nothing
 
 M = TypeVar("M", Opener, Acceptor)
 

@@ -36,7 +36,7 @@ def test_large_pieces_are_handed_on_as_they_came() -> None:
 
 @pytest.mark.parametrize("lanes", [(0,), (0, 1)], ids=["one lane", "alternating lanes"])
 def test_a_window_of_single_bytes_takes_little_more_memory_than_a_window(lanes: tuple[int, ...]) -> None:
-    inbox, window = Inbox(), 262_144
+    inbox, window = Inbox(), 65_536
     tracemalloc.start()
     try:
         for number in range(window):

@@ -8,6 +8,7 @@ import functools
 import os
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -567,6 +568,17 @@ async def test_a_peer_that_is_held_may_be_silent_until_it_is_released() -> None:
 
 
 @timed
+async def test_a_host_that_slept_does_not_take_its_own_silence_for_the_peers() -> None:
+    async with linked(Host().handle, Heartbeat(every=0.02, dead=0.1)) as (session, _), await session.open("hang", b"") as stream:
+        answered = asyncio.Event()
+        session._tell[Ponged] = lambda _: answered.set()
+        time.sleep(0.3)  # noqa: ASYNC251 - the point
+        await answered.wait()
+        assert not session.closed.done()
+        await stream.reset("unavailable", "enough")
+
+
+@timed
 async def test_an_idle_session_has_no_timer() -> None:
     async with linked(Host().handle, Heartbeat(every=0.01, dead=0.05)) as (session, _):
         assert session._timer is None
@@ -651,7 +663,21 @@ async def test_a_client_of_noise_is_hung_up_on_and_others_live(tmp_path: Path) -
 
 @timed
 async def test_sockets_are_closed_at_the_end() -> None:
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a count, of the kernel's table
-    async with linked(Host().handle) as (session, _):
-        await session.call("noop", b"")
-    await until(lambda: len(os.listdir("/proc/self/fd")) == before)  # noqa: PTH208
+    (control, theirs), (bulk, their_bulk) = socket.socketpair(), socket.socketpair()
+    ours = {f"socket:[{os.fstat(sock.fileno()).st_ino}]" for sock in (control, theirs, bulk, their_bulk)}
+
+    def held() -> bool:
+        names = set()
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                names.add(str(descriptor.readlink()))
+        return bool(ours & names)
+
+    served = Served(GUEST, Host().handle)
+    await served.attach((theirs, their_bulk))
+    session = await Session.open_guest(control, bulk, 7, reconnect=False)
+    assert held()
+    await session.call("noop", b"")
+    await session.aclose()
+    await served.aclose()
+    await until(lambda: not held())
