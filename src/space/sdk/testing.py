@@ -9,7 +9,7 @@ r"""An in-memory server for the tests of programs that use the SDK: no network, 
     with Sandbox.create(client=server.client()) as sandbox:
         assert sandbox.run(["python3", "-c", "print(6*7)"]).text == "42\n"
 
-It knows `true`, `false`, `echo`, `cat` and `sh -c` of one of these or of `exit N`; other programs are functions of
+It knows `true`, `false`, `exit N`, `echo`, `cat` and `sh -c` of one of these; other programs are functions of
 yours. Trees go in and come out (`sandbox.files`). `fail_next` makes the next request fail. `listen()` serves it on a
 loopback port, for programs that are processes of their own.
 """
@@ -294,8 +294,6 @@ class MockServer:
         name = posixpath.basename(process.argv[0])
         if name == "sh" and len(process.argv) == 3:
             words = shlex.split(process.argv[2])
-            if words[:1] == ["exit"]:
-                return Reply(exit_code=int(words[1]))
             process = Process(tuple(words), process.cwd, process.env, process.user, process.timeout_ms, process.stdin, process.files)
             name = posixpath.basename(words[0])
         program = self._programs.get(name)
@@ -307,6 +305,7 @@ class MockServer:
 _BUILTIN: dict[str, Program] = {
     "true": lambda _: Reply(),
     "false": lambda _: Reply(exit_code=1),
+    "exit": lambda process: Reply(exit_code=int(process.argv[1])),
     "echo": lambda process: Reply(stdout=" ".join(process.argv[1:]).encode() + b"\n"),
     "cat": lambda process: Reply(stdout=process.stdin),
 }
