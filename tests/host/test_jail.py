@@ -46,8 +46,8 @@ def test_vmm_runs_the_guest_inside_the_jail(host: RootHost) -> None:
 
     # what it sees
     for kind in ("mnt", "pid", "ipc", "uts", "net"):
-        assert os.stat(f"/proc/{pid}/ns/{kind}").st_ino != os.stat(f"/proc/self/ns/{kind}").st_ino, kind
-    assert os.stat(f"/proc/{pid}/ns/net").st_ino == os.stat(host.instance.netns(3)).st_ino
+        assert Path(f"/proc/{pid}/ns/{kind}").stat().st_ino != Path(f"/proc/self/ns/{kind}").stat().st_ino, kind
+    assert Path(f"/proc/{pid}/ns/net").stat().st_ino == host.instance.netns(3).stat().st_ino
     mounts = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
     assert sorted(fields[4] for fields in mounts) == ["/", "/tmp", machine.INITRAMFS, machine.KERNEL]
     for fields in mounts:
@@ -59,12 +59,12 @@ def test_vmm_runs_the_guest_inside_the_jail(host: RootHost) -> None:
     assert list(Path(f"/proc/{pid}/root/dev").iterdir()) == []
 
     # what it holds: no path of the host beside its disk, and nothing of rootd's
-    held = sorted(os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir())
+    held = sorted(str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir())
     disk = str(host.instance.sandboxes / request.sandbox / "disk.img")
     paths = [target for target in held if target.startswith("/")]
     assert set(paths) == {"/dev/null", "/dev/net/tun", disk, "/memfd:stderr (deleted)"}
     assert {target.split(":")[0] for target in held} - set(paths) <= {"socket", "anon_inode", "/memfd"}
-    assert os.readlink(f"/proc/{pid}/fd/0") == "/dev/null"
+    assert str(Path(f"/proc/{pid}/fd/0").readlink()) == "/dev/null"
 
     # what it may use
     limits = _limits(pid)

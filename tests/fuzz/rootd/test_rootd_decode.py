@@ -46,13 +46,16 @@ def _nearly(draw: st.DrawFn) -> bytes:
     return json.dumps(message).encode()
 
 
+def _must_be_bounded(refusal: bytes) -> None:
+    assert json.loads(refusal)["code"] == "invalid_argument"
+    assert len(refusal) < 10_000
+
+
 def _must_be_an_operation_or_a_refusal(message: bytes) -> None:
     try:
         op, record = records.decode(message)
     except InvalidArgument as refused:
-        answer = json.loads(records.refusal(refused))
-        assert answer["code"] == "invalid_argument"
-        assert len(records.refusal(refused)) < 10_000
+        _must_be_bounded(records.refusal(refused))
         return
     assert type(record) is records.OPERATIONS[op]
     for name, value in asdict(record).items():

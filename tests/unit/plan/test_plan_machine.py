@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def test_emulated_guest_is_told_the_clock_and_one_under_kvm_is_not() -> None:
 @given(_MACHINES)
 def test_every_plan_denies_what_the_jail_relies_on(machine: Machine) -> None:
     argv = qemu_argv(machine, FDS)
-    after = dict(zip(argv, argv[1:], strict=False))
+    after = dict(itertools.pairwise(argv))
     assert after["-sandbox"] == "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
     assert {"-nodefaults", "-no-user-config", "-no-reboot"} <= set(argv)
     assert not any("path=" in word or "script=" in word or "exec:" in word for word in argv)
