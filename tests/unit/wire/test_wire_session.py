@@ -522,6 +522,25 @@ async def test_a_flood_of_pings_by_a_peer_that_reads_nothing_ends_the_session() 
     hostile.close()
 
 
+@timed
+async def test_senders_wait_for_a_pipe_that_is_full_and_lose_nothing() -> None:
+    hostile = Hostile()
+    session = await hostile.session()
+    streams = [await session.open("sink", b"", bulk=True) for _ in range(8)]
+    senders = [asyncio.create_task(stream.send(bytes(BULK.window))) for stream in streams]
+    await until(lambda: session.ends[1].paused)
+    assert session.ends[1].unread < BULK.window
+    assert not any(sender.done() for sender in senders[1:])
+    taken, loop = 0, asyncio.get_running_loop()
+    whole = 8 * (BULK.window + BULK.window // BULK.limit * frames.OVERHEAD + frames.OVERHEAD + len(b"\x04sink"))
+    while taken < whole:
+        taken += len(await loop.sock_recv(hostile.their_bulk, 1 << 20))
+    await asyncio.gather(*senders)
+    assert taken == whole
+    await session.aclose()
+    hostile.close()
+
+
 # Heartbeat
 
 
