@@ -198,7 +198,7 @@ fn furnish() -> io::Result<Workloads> {
         libc::umask(0o022);
         libc::setpriority(libc::PRIO_PROCESS, 0, -15);
     }
-    Workloads::new(root.as_fd(), metrics::memory_total(proc.as_fd()), number(c"sys/kernel/threads-max"))
+    Workloads::new(root.as_fd(), metrics::memory_available(proc.as_fd()), number(c"sys/kernel/threads-max"))
 }
 
 #[cfg(test)]

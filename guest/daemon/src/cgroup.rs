@@ -14,9 +14,10 @@ const CONTROLLERS: [&str; 4] = ["+memory", "+pids", "+cpu", "+io"];
 const DIRECTORY: i32 = libc::O_RDONLY | libc::O_DIRECTORY;
 const MIB: u64 = 1 << 20;
 
-/// Memory that workloads may not have, in bytes: for the daemon, its buffers and what the kernel charges to nobody.
-pub const fn reserve(total: u64) -> u64 {
-    let part = total / 16;
+/// Memory that workloads may not have, in bytes, of what is available after boot: for the daemon, its buffers and what the kernel
+/// charges to nobody.
+const fn reserve(available: u64) -> u64 {
+    let part = available / 16;
     if part < 16 * MIB {
         16 * MIB
     } else if part > 128 * MIB {
@@ -34,7 +35,7 @@ pub struct Workloads {
 }
 
 impl Workloads {
-    /// Make `/work` below a cgroup file system. memory: what the machine has, bytes. tasks: how many the kernel can have.
+    /// Make `/work` below a cgroup file system. memory: what is available, bytes. tasks: how many the kernel can have.
     pub fn new(root: BorrowedFd<'_>, memory: u64, tasks: u64) -> io::Result<Self> {
         enable(root);
         let dir = make(root, c"work")?;

@@ -209,34 +209,23 @@ impl Job {
         workloads.bury(self.leaf);
     }
 
-    /// Read the report; whether it is over and the job runs.
+    /// Read the report; whether bytes may flow: a program's must have ended, a verb's ends with the verb.
     fn hear(&mut self, mux: &mut Mux) -> bool {
-        let Some(report) = self.report.as_ref().filter(|_| self.report_ready) else { return false };
         let mut buf = [0; 4096];
-        loop {
+        while let Some(report) = self.report.as_ref().filter(|_| self.report_ready) {
             match sys::read(report.as_fd(), &mut buf) {
                 Ok(count @ 1..) if self.said.len() < LARGEST_REPORT => self.said.extend(&buf[..count]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.report_ready = false;
-                    break;
-                }
-                _ => {
-                    self.report = None;
-                    break;
-                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.report_ready = false,
+                _ => self.report = None,
             }
         }
-        match self.purpose {
-            // The report of a verb ends with the verb; its bytes flow meanwhile.
-            Purpose::Verb | Purpose::Configure(_) => true,
-            Purpose::Program if self.report.is_some() => false,
-            Purpose::Program => {
-                if self.said.is_empty() {
-                    mux.send(self.stream, &Message::Started(Started { pid: self.pid as u32 }));
-                }
-                true
-            }
+        if !matches!(self.purpose, Purpose::Program) {
+            return true;
         }
+        if self.report.is_none() && self.said.is_empty() {
+            mux.send(self.stream, &Message::Started(Started { pid: self.pid as u32 }));
+        }
+        self.report.is_none()
     }
 
     fn outcome(&mut self, status: i32, at: Duration) -> Outcome {

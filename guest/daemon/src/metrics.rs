@@ -37,9 +37,9 @@ pub fn uptime_ms() -> u64 {
     sys::clock(libc::CLOCK_BOOTTIME).as_millis() as u64
 }
 
-/// Bytes of memory that the kernel has.
-pub fn memory_total(proc: BorrowedFd<'_>) -> u64 {
-    kib(&sys::read_small(proc, c"meminfo").unwrap_or_default(), "MemTotal:")
+/// Bytes of memory that can be had now.
+pub fn memory_available(proc: BorrowedFd<'_>) -> u64 {
+    kib(&sys::read_small(proc, c"meminfo").unwrap_or_default(), "MemAvailable:")
 }
 
 fn kib(meminfo: &str, key: &str) -> u64 {
