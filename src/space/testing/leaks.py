@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from space.config.instance import Instance
+from space.config.instance import Instance, instances
 from space.host import namespaces
 
 Things = frozenset[str]
@@ -38,14 +38,14 @@ def of_sandboxes(instance: Instance) -> Things:
 
 
 def of_host() -> Things:
-    """What belongs to no instance: interfaces and nft tables of the root namespace, loop devices, mounts, kept namespaces."""
+    """What belongs to no instance: interfaces and nft tables of the root namespace, loop devices, our mounts."""
     tables = subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=False).stdout.splitlines()
     return frozenset(
         {
             *(f"interface {path.name}" for path in _entries(Path("/sys/class/net"))),
             *(f"nft {line}" for line in tables),
-            *(f"loop device of {backing}" for backing in _loops()),
-            *(f"mount {point}" for point in _mounts() if not point.startswith(("/run/space/", "/var/lib/space/"))),
+            *(f"loop device of {backing}" for backing in _loops() if backing.startswith("/var/lib/space")),
+            *(f"mount {point}" for point in _mounts() if _is_shared(point)),
         }
     )
 
@@ -110,6 +110,13 @@ def _kernel_things(instance: Instance) -> Iterator[str]:
 
 def _mounts() -> list[str]:
     return [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+
+
+def _is_shared(point: str) -> bool:
+    """Whether a mount lies where `space` mounts, and not in an instance's own directories. What others mount is theirs."""
+    if not point.startswith(("/run/space", "/var/lib/space")):
+        return False
+    return not any(point.startswith((f"{each.run}/", f"{each.data}/")) for each in instances())
 
 
 def _cgroup_roots() -> list[Path]:
