@@ -263,7 +263,7 @@ class Sandbox:
 
     @staticmethod
     async def _end(died: asyncio.Task[str], broke: asyncio.Task[SpaceError]) -> SpaceError:
-        if not died.done():
+        if not died.done() and not (broke.done() and isinstance(broke.result().__cause__, ProtocolError)):
             await asyncio.wait({died}, timeout=limits.DEATH_AFTER_BREAK)
         return SandboxDied(died.result()) if died.done() else broke.result()
 
