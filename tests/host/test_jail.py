@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,15 @@ from space.testing.roothost import WORD, RootHost
 def _status(pid: int) -> dict[str, str]:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def _held(pid: int) -> list[str]:
+    """What its descriptors are; the one of our connection to the serial port may be closed meanwhile."""
+    found = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.append(str(entry.readlink()))
+    return sorted(found)
 
 
 def _limits(pid: int) -> dict[str, tuple[str, str]]:
@@ -59,7 +69,7 @@ def test_vmm_runs_the_guest_inside_the_jail(host: RootHost) -> None:
     assert list(Path(f"/proc/{pid}/root/dev").iterdir()) == []
 
     # what it holds: no path of the host beside its disk, and nothing of rootd's
-    held = sorted(str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir())
+    held = _held(pid)
     disk = str(host.instance.sandboxes / request.sandbox / "disk.img")
     paths = [target for target in held if target.startswith("/")]
     assert set(paths) == {"/dev/null", "/dev/net/tun", disk, "/memfd:stderr (deleted)"}

@@ -15,6 +15,7 @@ import pytest
 from space.host import namespaces, process, syscalls
 from space.model.errors import Conflict, Gone, InvalidArgument, NotFound, SpaceError
 from space.model.rootd import CreateSandbox, StartVmm
+from space.rootd import sandboxes, slots, vmm
 from space.rootd.sweep import sweep
 from space.rpc.rootd_client import RootdClient, SandboxOnHost
 from space.testing import roothost
@@ -171,6 +172,32 @@ def test_usage_grows_with_a_guest_that_computes(host: RootHost) -> None:
 
     host.ask(grow)
     os.close(pidfd)
+
+
+def test_vmm_whose_record_cannot_be_written_does_not_stay(unserved: RootHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = sandboxes.open_place(unserved.instance)
+    try:
+        slots.create(unserved.instance, 0)
+        request = CreateSandbox("sb-" + "a" * 20, 1, 0, roothost.STAYS, 16, 64, 1)
+        sandboxes.create(place, request)
+        save, started = sandboxes.save, []
+
+        def full(place: sandboxes.Place, record: sandboxes.Record) -> None:
+            started.append(record.pid)
+            if record.answered:
+                raise OSError(28, "No space left on device")
+            save(place, record)
+
+        monkeypatch.setattr(sandboxes, "save", full)
+        with pytest.raises(OSError, match="No space left"):
+            vmm.start(place, vmm.Children(), StartVmm(request.sandbox, 1, "tcg"))
+        assert started[0] == started[1]
+        assert not Path(f"/proc/{started[0]}").exists()
+        monkeypatch.undo()
+        os.close(vmm.start(place, vmm.Children(), StartVmm(request.sandbox, 1, "tcg")))  # there was no answer: it may be started again
+        assert unserved.talk(request) == WORD
+    finally:
+        os.close(place.directory)
 
 
 @pytest.fixture

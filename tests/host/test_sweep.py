@@ -32,25 +32,39 @@ def neighbour(root: Path, artefacts: Path) -> Iterator[RootHost]:
     assert other.traces() == []
 
 
+def _process_of(uid: int) -> int:
+    """A process that has taken a uid and not executed anything since."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+        os.close(writer)  # the last one once the parent has closed its own
+        while True:
+            signal.pause()
+    os.close(writer)
+    os.read(reader, 1)
+    os.close(reader)
+    return pid
+
+
 @pytest.mark.parametrize("rootd", ["lives", "dead"])
 def test_sweep_of_one_instance_leaves_the_other_running(host: RootHost, neighbour: RootHost, rootd: str) -> None:
     mine, others = host.prepare(), neighbour.prepare()
     pidfd = host.start(mine)
     os.close(neighbour.start(others))
-    worker = subprocess.Popen(["sleep", "60"], user=host.instance.node_uid, group=host.instance.node_uid, extra_groups=[])
+    worker = _process_of(host.instance.node_uid)
     try:
         if rootd == "dead":
             host.stop_rootd(signal.SIGKILL)
         for _ in range(2):
             assert sweep(host.instance) == []
         assert namespaces.wait_ended(pidfd, 0)
-        assert worker.wait(10) == -9
+        assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == -9
         if host.rootd is not None:
             assert host.rootd.wait(10) == -9
             host.rootd = None
     finally:
-        worker.kill()
-        worker.wait()
         os.close(pidfd)
     assert host.traces() == []
     assert neighbour.talk(others) == WORD

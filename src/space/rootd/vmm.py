@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import socket
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -174,6 +175,8 @@ def _spawn(place: Place, record: Record, plan: jail.Jail) -> tuple[int, int]:
                 raise Internal(f"the VMM of {record.sandbox} could not be started: {words.decode(errors='replace')}")
         sandboxes.save(place, replace(record, answered=True))
     except BaseException:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)  # it may run already: then its record could not be written
         os.close(pidfd)
         os.waitpid(pid, 0)
         raise
