@@ -439,14 +439,15 @@ async def test_a_second_host_finds_its_session_among_stale_bytes() -> None:
     first = await Session.open_guest(*port.plug(), 7, reconnect=False)
     await first.open("flood", b"%d" % (8 * BULK.window), bulk=True, finish=True)
     await first.open("flood", b"%d" % (8 * CONTROL.window), finish=True)
-    await first.open("hang", b"")
-    for _ in range(3):
+    hangs = [await first.open("hang", b"", bulk=bulk) for bulk in (False, True)]
+    for _ in range(4):
         await host.begun.get()
+    half_frames = [first.mux.send_data(hang.number, bytes(60_000))[:cut] for hang, cut in zip(hangs, (500, 7), strict=True)]
     await first.aclose()
-    port.control.send(frames.encode(frames.DATA, 3, 9, bytes(1000))[:500])
-    port.bulk.send(frames.encode(frames.DATA, 3, 9, bytes(1000))[:7])
+    port.control.send(half_frames[0])
+    port.bulk.send(half_frames[1])
     second = await Session.open_guest(*port.plug(), 7, reconnect=True)
-    assert {await host.cancelled.get() for _ in range(3)} == {"flood", "hang"}
+    assert {await host.cancelled.get() for _ in range(4)} == {"flood", "hang"}
     assert await second.call("noop", b"") == DONE
     assert len(await collected(await second.open("flood", b"5000000", bulk=True, finish=True))) == 5_000_000
     assert served.mux.live == 0
