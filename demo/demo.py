@@ -41,6 +41,7 @@ _PIP = [
     "--user",
     "--no-index",
     "--no-compile",
+    "--no-cache-dir",
     "--no-warn-script-location",
     "--disable-pip-version-check",
 ]
