@@ -31,6 +31,7 @@ from space.rpc.node_api import Create, Empty, NodeInfo, SandboxList, SandboxStat
 log = logging.getLogger("space.control.sandboxes")
 _SETTLED = frozenset({Phase.RUNNING, Phase.PAUSED, Phase.GONE, Phase.FAILED})
 _DELETE_AGAIN_SECONDS = 5.0
+_PREPARING_SECONDS = 0.05
 
 
 class Entry:
@@ -82,6 +83,7 @@ class Sandboxes:
         self._live: dict[str, Entry] = {}
         self._repeats: dict[tuple[str, str], Repeat] = {}
         self._deleting: set[str] = set()
+        self._burying = 0  # ended, and not committed yet
         self._tasks: set[asyncio.Task[Any]] = set()
         self._link: NodeLink | None = None
         self._isolation = "unknown"
@@ -126,7 +128,7 @@ class Sandboxes:
         link = self._the_link()
         if not link.is_up:
             raise Unavailable("the node is not connected", hint="repeat in a few seconds; `space doctor` says what is missing")
-        if sum(not entry.record.ended for entry in self._live.values()) >= self._max:
+        if len(self._live) - self._burying >= self._max:
             raise NoCapacity(f"all {self._max} sandboxes of this server are taken", hint="delete one, or raise max_sandboxes")
         now = time.time_ns() // 1000
         record = Record(
@@ -344,6 +346,7 @@ class Sandboxes:
         if entry.record.ended:
             return None
         entry.record = record = entry.record.changed(phase=phase, reason=reason, desired=UNWANTED, ended_us=time.time_ns() // 1000)
+        self._burying += 1
         log.info("sandbox %s of tenant %s is %s: %s", record.id, record.tenant, phase, reason)
         return self._spawn(self._bury(entry), f"end {record.id}")
 
@@ -355,6 +358,7 @@ class Sandboxes:
             if record.phase is Phase.FAILED and not entry.ran:
                 self._release(entry)
             self._live.pop(record.id, None)
+            self._burying -= 1
             entry.move(record)
             self._prune_later(record)
 
@@ -408,6 +412,17 @@ class Sandboxes:
     def _move(self, entry: Entry, **fields: Any) -> None:
         self._set(entry, **fields)
         entry.ran = entry.ran or entry.record.phase is Phase.RUNNING
+        if entry.record.phase is not Phase.PREPARING:
+            self._save(entry)
+        else:
+            # A start from a warm pool is over before this is due: one commit less for it. GET knows at once, the list a little later.
+            asyncio.get_running_loop().call_later(_PREPARING_SECONDS, self._save_preparing, entry)
+
+    def _save_preparing(self, entry: Entry) -> None:
+        if entry.record.phase is Phase.PREPARING:
+            self._save(entry)
+
+    def _save(self, entry: Entry) -> None:
         record = entry.record
         self._post(lambda connection: records.save(connection, record))
 
