@@ -212,14 +212,22 @@ def services() -> Check:
 
 
 def leftovers() -> Check:
-    """What no instance accounts for: stages of a set-up that died, run directories and cgroups of instances that are gone."""
+    """What no instance accounts for: stages of a set-up that died, run directories and empty cgroups of instances that are gone.
+
+    A cgroup with processes may belong to an instance of another root file system on this kernel.
+    """
     known = {str(instance.name) for instance in instances()}
-    found = [str(stage) for kind in (DATA_ROOT / "artefacts", deps.OPT) for stage in kind.glob(f"**/{shelf.STAGE}*") if kind.is_dir()]
+    found: list[str] = []
+    if not storage.is_locked():
+        found += [str(stage) for kind in (DATA_ROOT / "artefacts", deps.OPT) for stage in kind.glob(f"**/{shelf.STAGE}*") if kind.is_dir()]
     found += [str(entry) for entry in _entries(RUN_ROOT) if entry.is_dir() and not entry.name.startswith(".") and entry.name not in known]
+    empty: set[str] = set()
     for mount in Path("/proc/self/mountinfo").read_text().splitlines():
         left, _, right = mount.partition(" - ")
         if right.startswith("cgroup"):
-            found += [str(entry) for entry in Path(left.split()[4]).glob("space-*") if entry.name.removeprefix("space-") not in known]
+            groups = [group for group in Path(left.split()[4]).glob("space-*") if group.name.removeprefix("space-") not in known]
+            empty |= {f"cgroup {group.name}" for group in groups if not any(file.read_text() for file in group.glob("**/cgroup.procs"))}
+    found += empty
     found.sort()
     return Check(
         "leftovers",

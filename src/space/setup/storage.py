@@ -78,6 +78,22 @@ def locked() -> Iterator[None]:
         yield
 
 
+def is_locked() -> bool:
+    """Whether a set-up is at work now."""
+    try:
+        descriptor = os.open(LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)
+
+
 def ensure(wanted: int | None = None) -> Storage:
     """Make `/var/lib/space` a directory with reflinks, mounting or making the loop file if need be (root only; takes the lock).
 
