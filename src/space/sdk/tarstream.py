@@ -138,7 +138,7 @@ class TarReader:
             raise UnsafeArchive(f"entry {shown(name)} is a {kind.value} with {size} bytes of data")
         self._data, self._padding = size, -size % BLOCK
         target = pax.get(b"linkpath", block[157:257].split(b"\0", 1)[0])
-        mtime = _decimal(pax[b"mtime"].split(b".", 1)[0]) if b"mtime" in pax else _number(block[136:148])
+        mtime = _decimal(pax[b"mtime"].split(b".", 1)[0]) if b"mtime" in pax else _moment(block[136:148])
         return Entry(name, kind, target, size, _number(block[100:108]) & 0o7777, mtime)
 
     def _end_of_meta(self) -> None:
@@ -171,6 +171,11 @@ def _number(raw: bytes) -> int:
     if any(digit not in b"01234567" for digit in text):
         raise UnsafeArchive("not a tar archive: a header's number is wrong")
     return int(text, 8)
+
+
+def _moment(raw: bytes) -> int:
+    """A time: one before 1970 (negative in base 256) becomes 0, for it is no reason to refuse a tree."""
+    return 0 if raw[0] == 0xFF else _number(raw)
 
 
 def _decimal(raw: bytes) -> int:

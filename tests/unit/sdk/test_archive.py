@@ -9,6 +9,7 @@ import stat
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -164,6 +165,14 @@ def test_a_directory_that_cannot_be_entered_is_no_obstacle_and_times_are_kept(tm
     closed = member("./d", tarfile.DIRTYPE, mode=0, mtime=1000)
     unpack([tree(closed, member("./d/f", data=b"1", mtime=2000))], tmp_path / "t")
     assert ((tmp_path / "t/d").stat().st_mtime, (tmp_path / "t/d/f").stat().st_mtime) == (1000, 2000)
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_time_before_1970_becomes_0(tmp_path: Path, form: Literal[1, 2]) -> None:
+    info = tarfile.TarInfo("f")
+    info.mtime = -86_400
+    unpack([info.tobuf(form) + bytes(1024)], tmp_path / "f")
+    assert (tmp_path / "f").stat().st_mtime == 0
 
 
 @pytest.mark.parametrize(
