@@ -62,9 +62,7 @@ async def simulated_cycles(node: MemoryNode, count: int) -> None:
         name = new_sandbox_id()
         made = api.Create(name, "acme", 1, "base", 1, 512, 2048, {})
         async with await session.open("create", made, finish=True) as stream:
-            last = [msgspec.msgpack.decode(event.payload, type=api.SandboxState) async for event in stream if isinstance(event, Message)][
-                -1
-            ]
+            seen = [event.payload async for event in stream if isinstance(event, Message)]
         assert msgspec.msgpack.decode(seen[-1], type=api.SandboxState).phase == "running"
         await session.call("delete", api.Target(name))
 
