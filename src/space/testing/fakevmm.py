@@ -146,7 +146,7 @@ def _watch(guest: FakeGuest, vmm: MemoryVmm) -> None:
 
     async def until_off() -> None:
         await guest.off.wait()
-        vmm.die("the guest powered off")
+        vmm.die("the guest shut itself down")
 
     task = asyncio.create_task(until_off(), name="fake guest's power")
     _watches.add(task)

@@ -82,7 +82,7 @@ class MemoryHost:
 
     async def describe(self) -> Description:
         """All there is."""
-        self._enter("describe")
+        await self._enter("describe")
         found = [
             SandboxOnHost(name, files.record.generation, files.record.slot, files.vmm is not None and files.vmm.alive)
             for name, files in self.sandboxes.items()
@@ -91,32 +91,32 @@ class MemoryHost:
 
     async def create_slot(self, slot: int) -> None:
         """A number."""
-        self._enter("create_slot")
+        await self._enter("create_slot")
         self.slots.add(slot)
-        self._leave("create_slot")
+        await self._leave("create_slot")
 
     async def destroy_slot(self, slot: int) -> None:
         """Conflict while a VMM of it lives."""
-        self._enter("destroy_slot")
+        await self._enter("destroy_slot")
         for name, files in self.sandboxes.items():
             if files.record.slot == slot and files.vmm is not None and files.vmm.alive:
                 raise Conflict(f"slot {slot} is used by the VMM of {name}")
         self.slots.discard(slot)
-        self._leave("destroy_slot")
+        await self._leave("destroy_slot")
 
     async def create_sandbox(self, record: CreateSandbox) -> None:
         """Conflict with another generation."""
-        self._enter("create_sandbox")
+        await self._enter("create_sandbox")
         there = self.sandboxes.get(record.sandbox)
         if there is not None and there.record != record:
             raise Conflict(f"{record.sandbox} is there with another record")
         if there is None:
             self.sandboxes[record.sandbox] = _Files(record)
-        self._leave("create_sandbox")
+        await self._leave("create_sandbox")
 
     async def start_vmm(self, record: StartVmm) -> int:
         """Needs files and slot."""
-        self._enter("start_vmm")
+        await self._enter("start_vmm")
         files = self._files(record.sandbox, record.generation)
         if files is None:
             raise NotFound(f"there is no sandbox {record.sandbox}")
@@ -126,26 +126,27 @@ class MemoryHost:
             files.vmm = MemoryVmm(record.accelerator)
         elif not files.vmm.alive:
             raise Gone(f"the VMM of {record.sandbox} generation {record.generation} was started and has ended")
-        self._leave("start_vmm")
-        return files.vmm.pidfd()
+        vmm = files.vmm
+        await self._leave("start_vmm")
+        return vmm.pidfd()
 
     async def adopt_vmm(self, sandbox: str, generation: int) -> int | None:
         """None when it does not live."""
-        self._enter("adopt_vmm")
+        await self._enter("adopt_vmm")
         files = self._files(sandbox, generation)
         return files.vmm.pidfd() if files is not None and files.vmm is not None and files.vmm.alive else None
 
     async def kill_vmm(self, sandbox: str, generation: int) -> None:
         """Idempotent."""
-        self._enter("kill_vmm")
+        await self._enter("kill_vmm")
         files = self._files(sandbox, generation)
         if files is not None and files.vmm is not None:
             files.vmm.die()
-        self._leave("kill_vmm")
+        await self._leave("kill_vmm")
 
     async def destroy_sandbox(self, sandbox: str, generation: int) -> None:
         """Conflict while the VMM lives."""
-        self._enter("destroy_sandbox")
+        await self._enter("destroy_sandbox")
         files = self._files(sandbox, generation)
         if files is not None:
             if files.vmm is not None and files.vmm.alive:
@@ -153,11 +154,11 @@ class MemoryHost:
             if files.vmm is not None:
                 os.close(files.vmm.watch)
             del self.sandboxes[sandbox]
-        self._leave("destroy_sandbox")
+        await self._leave("destroy_sandbox")
 
     async def usage(self, sandbox: str, generation: int) -> Usage:
         """Fixed figures."""
-        self._enter("usage")
+        await self._enter("usage")
         if self._files(sandbox, generation) is None:
             raise NotFound(f"there is no sandbox {sandbox}")
         return Usage(memory_bytes=64 << 20, cpu_usec=1_500_000)
@@ -166,11 +167,13 @@ class MemoryHost:
         files = self.sandboxes.get(sandbox)
         return files if files is not None and files.record.generation == generation else None
 
-    def _enter(self, op: str) -> None:
+    async def _enter(self, op: str) -> None:
         self.calls.append(op)
+        await asyncio.sleep(0)  # as over a socket, the caller may be cancelled before and after
         self._fault(op, "before")
 
-    def _leave(self, op: str) -> None:
+    async def _leave(self, op: str) -> None:
+        await asyncio.sleep(0)
         self._fault(op, "after")
 
     def _fault(self, op: str, when: str) -> None:

@@ -1,0 +1,90 @@
+"""A private instance with rootd, and a node where asked, and nothing else: no serve, no control. For tests of the node on real guests.
+
+The node can be killed and started again; a test's own program can stand in for `space.node.server` (to stop it at a stage).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from space.config.instance import Instance, claim
+from space.config.settings import Settings, save_effective
+from space.serve import layout, service
+from space.serve.private import random_name
+from space.serve.remove import remove
+from space.serve.service import Process, Role
+from space.testing import leaks
+
+_READY_WITHIN = 60.0
+
+
+class BareInstance:
+    """Made by `bare_instance`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.instance: Instance = claim(random_name())
+        layout.make_directories(self.instance)
+        save_effective(self.instance, settings)
+        self._listeners: dict[str, socket.socket] = {}
+        self._processes: dict[str, Process] = {}
+        for name in ("rootd", "node"):
+            self._listeners[name] = layout.listen(self.instance, name, settings)
+
+    def start(self, name: str, *program: str) -> int:
+        """Start `rootd` or `node`, and return its pid when it is ready. program: other words than `-m space.NAME.server` for Python."""
+        role = Role(name, 0 if name == "rootd" else self.instance.node_uid, 10.0)
+
+        def command(role: Role, listen_fd: int, ready_fd: int) -> list[str]:
+            words = program or ("-m", f"space.{role.name}.server")
+            fds = ["--listen-fd", str(listen_fd), "--ready-fd", str(ready_fd)]
+            return [sys.executable, "-I", *words, "--instance", self.instance.name, *fds]
+
+        process = service.start(role, command, self._listeners[name], self.log(name))
+        self._processes[name] = process
+        assert process.ready is not None, "it was just started"
+        if not select.select([process.ready], [], [], _READY_WITHIN)[0] or not os.read(process.ready, 16):
+            raise AssertionError(f"{name} is not ready: {service.log_tail(self.log(name))}")
+        return process.pid
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """End it with a signal, and reap it."""
+        process = self._processes.pop(name)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process.pidfd, number)
+        os.waitpid(process.pid, 0)
+        process.close()
+
+    def log(self, name: str) -> Path:
+        """What it logs."""
+        return self.instance.log / f"{name}.log"
+
+    def close(self) -> None:
+        """Kill and remove everything, and prove it."""
+        for name in list(self._processes):
+            self.kill(name)
+        for listener in self._listeners.values():
+            listener.close()
+        remove(self.instance)
+        leaks.settle(lambda: leaks.of_instance(self.instance))
+
+
+@contextmanager
+def bare_instance(*services: str, settings: Settings | None = None) -> Iterator[BareInstance]:
+    """An instance with these services started (`rootd`, `node`)."""
+    one = BareInstance(settings or Settings(accelerator="tcg"))
+    try:
+        for name in services:
+            one.start(name)
+        yield one
+    finally:
+        for name in services:
+            with suppress(OSError):
+                print(f"---- the end of {name}'s log\n{service.log_tail(one.log(name), 6000)}")
+        one.close()
