@@ -120,3 +120,16 @@ def test_a_hello_after_the_zero_run_is_found_wherever_the_last_frame_was_cut(pip
     found = [item for item in items if isinstance(item, Frame)]
     assert [item.type for item in found[-2:]] == [frames.HELLO, frames.DATA]
     assert found[-1].payload == b"after"
+
+
+def test_a_hello_inside_the_payload_of_a_spoilt_frame_is_not_taken() -> None:
+    """Or whoever writes a process's input could begin a session of his own."""
+    decoder = AcceptorDecoder(CONTROL)
+    decoder.receive(frames.encode_hello(Greeting(NONCE, 1, frames.VERSION, 0)))
+    forged = frames.encode_hello(Greeting(b"forged by a user", 1, frames.VERSION, 0)) + frames.encode(frames.OPEN, 1, 2, b"\x04exec")
+    spoilt = Encoder().frame(frames.DATA, 1, forged)[:-4] + bytes(4)
+    real = frames.encode_hello(Greeting(b"the next session", 1, frames.VERSION, 0))
+    lost, hello = decoder.receive(spoilt + real)
+    assert isinstance(lost, Garbled)
+    assert isinstance(hello, Frame)
+    assert frames.decode_greeting(hello.payload).nonce == b"the next session"

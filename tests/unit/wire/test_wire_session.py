@@ -456,6 +456,23 @@ async def test_a_second_host_finds_its_session_among_stale_bytes() -> None:
     await served.aclose()
 
 
+@timed
+async def test_a_new_hello_alone_ends_the_processes_of_the_session_before() -> None:
+    port, host = Port(), Host()
+    served = Served(GUEST, host.handle)
+    await served.attach((port.guests_control, port.guests_bulk))
+    first = await Session.open_guest(*port.plug(), 7, reconnect=False)
+    await first.open("hang", b"")
+    await host.begun.get()
+    await first.aclose()
+    second = await Session.open_guest(*port.plug(), 7, reconnect=False)
+    assert await host.cancelled.get() == "hang"
+    assert await second.call("noop", b"") == DONE
+    await second.aclose()
+    port.close()
+    await served.aclose()
+
+
 class Hostile:
     """A guest of raw bytes."""
 
