@@ -20,7 +20,7 @@ from space.config.artefacts import Store, TemplateManifest
 from space.config.instance import DATA_ROOT
 from space.core.plan import machine
 from space.host import syscalls
-from space.model.errors import DeadlineExceeded
+from space.model.errors import DeadlineExceeded, SpaceError
 
 _BOOT = 60.0
 _NAMES = ("qmp", "control", "bulk", "serial")
@@ -36,7 +36,8 @@ def booted(accelerator: str, *, memory_mib: int = 512, disk_mib: int = 2048) -> 
         listeners = [stack.enter_context(_listen(directory / name)) for name in _NAMES]
         disk = _disk(store.path("template", manifest.digest) / "disk.img", directory / "disk.img", disk_mib)
         stack.callback(os.close, disk)
-        process = _start(store, manifest, accelerator, memory_mib, [*(each.fileno() for each in listeners), disk])
+        said = stack.enter_context((directory / "stderr").open("w+b"))
+        process = _start(store, manifest, accelerator, memory_mib, [*(each.fileno() for each in listeners), disk], said.fileno())
         stack.callback(_end, process)
         for listener in listeners:
             listener.close()
@@ -46,12 +47,19 @@ def booted(accelerator: str, *, memory_mib: int = 512, disk_mib: int = 2048) -> 
         stack.callback(_end, drain)
         wire = Wire(_connect(directory / "control"), _connect(directory / "bulk"))
         stack.callback(wire.close)
-        wire.greet(_BOOT)
+        try:
+            wire.greet(_BOOT)
+        except (SpaceError, OSError) as error:
+            said.seek(0)
+            error.add_note(f"QEMU said: {said.read(2000).decode(errors='replace')}")
+            raise
         wire.configure("bare")
         yield wire
 
 
-def _start(store: Store, manifest: TemplateManifest, accelerator: str, memory_mib: int, given: list[int]) -> subprocess.Popen[bytes]:
+def _start(
+    store: Store, manifest: TemplateManifest, accelerator: str, memory_mib: int, given: list[int], stderr: int
+) -> subprocess.Popen[bytes]:
     root = store.path("qemu", manifest.qemu) / "root"
     plan = machine.Machine(1, memory_mib, accelerator, _tsc_khz())
     argv = machine.qemu_argv(plan, machine.Descriptors(given[0], given[1], given[2], given[3], given[4], 0))
@@ -65,7 +73,12 @@ def _start(store: Store, manifest: TemplateManifest, accelerator: str, memory_mi
     loader, libraries = root / "lib64/ld-linux-x86-64.so.2", root / "usr/lib/x86_64-linux-gnu"
     words = [str(loader), "--library-path", f"{libraries}:{root / 'lib/x86_64-linux-gnu'}", *(paths.get(word, word) for word in argv)]
     return subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=given, env={"QEMU_MODULE_DIR": str(libraries / "qemu")}
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        pass_fds=given,
+        env={"QEMU_MODULE_DIR": str(libraries / "qemu")},
     )
 
 
