@@ -185,7 +185,7 @@ def test_a_node_that_dies_at_a_stage_is_followed_by_one_that_cleans_up(place: st
 
 
 def test_idle_sandboxes_cost_the_node_nothing(bare: BareInstance) -> None:
-    pid = next(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and _is_node(path, bare))
+    pid = bare.pid("node")
 
     async def work(session: Session) -> None:
         made = await asyncio.gather(create(session), create(session))
@@ -198,14 +198,6 @@ def test_idle_sandboxes_cost_the_node_nothing(bare: BareInstance) -> None:
             await session.call("delete", api.Target(each.sandbox))
 
     run(bare, work)
-
-
-def _is_node(path: Path, bare: BareInstance) -> bool:
-    try:
-        words = (path / "cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return b"space.node.server" in words and bare.instance.name.encode() in words
 
 
 def _switches(pid: int) -> int:

@@ -61,6 +61,10 @@ class BareInstance:
         os.waitpid(process.pid, 0)
         process.close()
 
+    def pid(self, name: str) -> int:
+        """The process that runs now."""
+        return self._processes[name].pid
+
     def log(self, name: str) -> Path:
         """What it logs."""
         return self.instance.log / f"{name}.log"

@@ -133,6 +133,13 @@ async def create(session: Session) -> str:
     return name
 
 
+async def ask(session: Session, verb: str, request: msgspec.Struct) -> None:
+    """Read the whole answer, within 10 s."""
+    async with asyncio.timeout(10), await session.open(verb, request, finish=True) as stream:
+        async for _ in stream:
+            pass
+
+
 async def phase(session: Session, name: str) -> tuple[str, str | None]:
     async with asyncio.timeout(10):
         while True:
@@ -151,10 +158,7 @@ async def test_a_broken_protocol_ends_that_sandbox_alone(tmp_path: Path, attack:
         neighbour, hostile = await create(session), await create(session)
         request: msgspec.Struct = api.Target(hostile) if verb == "noop" else api.Exec(hostile, ["true"])
         with pytest.raises((SandboxDied, ProtocolError)):
-            async with asyncio.timeout(10):
-                async with await session.open(verb, request, finish=True) as stream:
-                    async for _ in stream:
-                        pass
+            await ask(session, verb, request)
         _, reason = await phase(session, hostile)
         assert reason
         assert reason.isprintable()
@@ -214,10 +218,7 @@ async def test_a_process_that_leaves_its_script_is_no_success(tmp_path: Path, at
     async with MemoryNode(tmp_path, guests=lambda: Hostile(attack)) as lab, lab.connected() as session:
         hostile = await create(session)
         with pytest.raises(ProtocolError):
-            async with asyncio.timeout(10):
-                async with await session.open("exec", api.Exec(hostile, ["true"]), finish=True) as stream:
-                    async for _ in stream:
-                        pass
+            await ask(session, "exec", api.Exec(hostile, ["true"]))
         assert (await phase(session, hostile))[0] == "failed"
 
 

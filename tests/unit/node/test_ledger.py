@@ -1,0 +1,59 @@
+"""The ledger outlives its process, and a torn one is set aside."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from space.model.errors import NoCapacity
+from space.model.sandbox import Phase
+from space.node.ledger import Holding, Kind, Ledger, Record
+from space.node.slots import Slots
+
+RECORD = Record("sb-a", "acme", 1, "base", "ab" * 8, 1, 512, 2048, {"A": "b"}, Phase.RUNNING, "tcg", None, {"boot": 1.5})
+
+
+def test_rows_are_there_for_the_next_process_without_a_close(tmp_path: Path) -> None:
+    first = Ledger(tmp_path / "ledger.db")
+    first.put(RECORD)
+    first.hold(Holding(Kind.SLOT, "3", "sb-a", 1, "acme"))
+    second = Ledger(tmp_path / "ledger.db")
+    assert second.records() == [RECORD]
+    assert second.slot_of("sb-a") == 3
+    second.put(msgspec.structs.replace(RECORD, phase=Phase.FAILED, reason="why"))
+    assert second.records()[0].reason == "why"
+    second.release(Kind.SLOT, "3")
+    second.release(Kind.SLOT, "3")
+    second.forget("sb-a")
+    second.forget("sb-a")
+    assert (second.records(), second.holdings(), second.slot_of("sb-a")) == ([], [], None)
+    assert (tmp_path / "ledger.db").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_torn_ledger_is_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    path.write_bytes(b"no database " * 1000)
+    assert Ledger(path).records() == []
+    assert (tmp_path / "ledger.torn").exists()
+
+
+def test_a_ledger_of_another_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA user_version = 7")
+    database.close()
+    with pytest.raises(RuntimeError, match="schema 7, this version knows 1"):
+        Ledger(path)
+
+
+def test_slots_are_the_lowest_free_numbers_and_run_out(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.db")
+    slots = Slots(ledger, 3)
+    assert [slots.take(f"sb-{n}", 1, "acme") for n in range(3)] == [0, 1, 2]
+    with pytest.raises(NoCapacity, match="all 3 slots"):
+        slots.take("sb-x", 1, "acme")
+    ledger.release(Kind.SLOT, "1")
+    assert slots.take("sb-y", 1, "acme") == 1
