@@ -16,6 +16,7 @@ from space.core.plan import ruleset
 from space.host import namespaces, process
 from space.model.errors import Conflict, Internal
 from space.model.rootd import SandboxOp
+from space.rootd import slots
 from space.testing.roothost import RootHost
 
 _GUEST, _HOST, _OTHER = bytes.fromhex("525400000002"), bytes.fromhex("525400000001"), bytes.fromhex("525400000099")
@@ -159,3 +160,12 @@ def test_slot_that_cannot_be_built_leaves_nothing(unserved: RootHost) -> None:
     assert not unserved.instance.netns(0).exists()
     assert unserved.ask(lambda client: client.describe()).slots == ()
     unserved.log.write_text("")
+
+
+def test_ruleset_that_reads_back_otherwise_is_no_slot(unserved: RootHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    weaker = ruleset.ruleset().replace("policy drop", "policy accept", 1)
+    monkeypatch.setattr(ruleset, "ruleset", lambda: weaker)
+    (unserved.instance.run / "netns").mkdir()
+    with pytest.raises(process.ProcessFailed, match="reads back otherwise than it was written"):
+        slots.create(unserved.instance, 0)
+    assert not unserved.instance.netns(0).exists()
