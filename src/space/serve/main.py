@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from space.config import settings as config
 from space.config.instance import SETTINGS_ROOT, Instance, claim
@@ -102,7 +103,8 @@ def run(instance: Instance, settings: config.Settings, request: Request, command
     build = runtime.build(repr(settings))
     boot = kernel.boot_id()
     adopted = _adopt(instance, roles, build)
-    verdict.hand_on(instance)
+    if settings.accelerator == "auto":
+        verdict.hand_on(instance)
     with ExitStack() as undo:
         listeners = {role.name: _listener(instance, role, settings, adopted.get(role.name)) for role in roles}
         for listener in listeners.values():
@@ -130,7 +132,8 @@ def run(instance: Instance, settings: config.Settings, request: Request, command
             else:
                 say(f"{endpoint['url']}, isolation: {_isolation(str(endpoint['url']))}, key in {instance.admin_key}")
             say(f"stopping: {supervisor.run()}")
-            verdict.keep(instance)
+            if settings.accelerator == "auto":
+                verdict.keep(instance)
     _farewell(instance, ephemeral=request.ephemeral)
 
 
@@ -167,14 +170,20 @@ def _listener(instance: Instance, role: Role, settings: config.Settings, holder:
 
 def _announce(instance: Instance, settings: config.Settings, listener: socket.socket) -> dict[str, object]:
     host, port = listener.getsockname()[:2]
-    scheme = "https" if settings.tls_certificate else "http"
-    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    url = address(host, port, tls=settings.tls_certificate is not None)
     endpoint = {"instance": instance.name, "url": url, "pid": os.getpid(), "admin_key": str(instance.admin_key)}
     staged = instance.run / f".endpoint.json.{os.getpid()}"
     staged.write_text(json.dumps(endpoint) + "\n")
     staged.chmod(0o644)
     staged.rename(instance.endpoint)
     return endpoint
+
+
+def address(host: str, port: int, *, tls: bool) -> str:
+    """The URL by which this machine reaches what listens there."""
+    if ip_address(host).is_unspecified:  # every address: the loopback one is among them
+        host = "::1" if ":" in host else "127.0.0.1"
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _isolation(url: str) -> str:

@@ -18,7 +18,7 @@ import pytest
 from space.config.instance import Instance
 from space.config.settings import Settings
 from space.serve import layout, records
-from space.serve.main import Request, parse, run
+from space.serve.main import Request, address, parse, run
 from space.serve.service import Command
 
 Commands = Callable[..., Command]
@@ -166,6 +166,13 @@ def test_a_second_serve_of_the_instance_gives_up(serve: Callable[..., Serve], ca
     one.endpoint()
     assert serve().wait() == 1
     assert f"is served already, by pid {one.pid}" in capfd.readouterr().err
+
+
+def test_the_address_is_one_that_this_machine_can_reach() -> None:
+    assert address("127.0.0.1", 7070, tls=False) == "http://127.0.0.1:7070"
+    assert address("0.0.0.0", 7070, tls=True) == "https://127.0.0.1:7070"
+    assert address("::", 1, tls=True) == "https://[::1]:1"
+    assert address("2001:db8::1", 1, tls=True) == "https://[2001:db8::1]:1"
 
 
 def test_the_command_line() -> None:
