@@ -4,7 +4,8 @@
 .PHONY: help setup demo test test-unit test-full bench lint lock clean
 .NOTPARALLEL:
 
-PYTHON = /opt/space/current/bin/python
+# Resolved, so that a process shows which runtime it needs: an upgrade keeps that one.
+PYTHON = $$(readlink -f /opt/space/current)/bin/python
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | awk -F '\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'

@@ -115,7 +115,8 @@ def sweep(current: Path, needed: Iterable[Path], *, now: float | None = None) ->
     used = {current.name, *(path.name for path in needed)} | in_use(deps.OPT)
     entries = [entry for entry in deps.OPT.iterdir() if entry.is_dir() and not entry.is_symlink()]
     runtimes = [entry for entry in entries if not entry.name.startswith(("deps-", "dev-"))]
-    kept = [entry for entry in runtimes if entry.name in used or now - entry.stat().st_mtime < _KEEP_SECONDS]
+    unclear = CURRENT.name in used  # started through the link: which runtime that was then nobody can tell
+    kept = [entry for entry in runtimes if unclear or entry.name in used or now - entry.stat().st_mtime < _KEEP_SECONDS]
     used |= {str(shelf.manifest(entry)["deps"]) for entry in kept}
     for entry in entries:
         if entry not in kept and entry.name not in used and now - entry.stat().st_mtime >= _KEEP_SECONDS:

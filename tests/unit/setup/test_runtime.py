@@ -124,6 +124,19 @@ def test_runtimes_that_nobody_uses_go_with_their_dependencies(tmp_path: Path, mo
     ]
 
 
+def test_nothing_goes_while_a_process_was_started_through_the_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deps, "OPT", tmp_path)
+    for name in ("0.1.0-old", "0.1.0-now"):
+        with shelf.staged(tmp_path / name) as stage:
+            shelf.describe(stage, deps="deps-x")
+        old(tmp_path / name)
+    with subprocess.Popen([sys.executable, "-c", "input()", f"{tmp_path}/current/bin/python"], stdin=subprocess.PIPE) as process:
+        assert runtime.sweep(tmp_path / "0.1.0-now", []) == []
+        assert process.stdin is not None
+        process.stdin.close()
+    assert runtime.sweep(tmp_path / "0.1.0-now", []) == ["0.1.0-old"]
+
+
 def test_a_young_runtime_of_another_checkout_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deps, "OPT", tmp_path)
     for name in ("0.1.0-other", "0.1.0-now"):
