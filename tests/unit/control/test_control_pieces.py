@@ -271,6 +271,21 @@ def test_changes_that_wait_together_commit_together_and_a_bad_one_fails_alone(tm
         store.close()
 
 
+def test_only_durable_changes_are_synced_to_the_disk(tmp_path: Path) -> None:
+    store = Store(tmp_path / "s.db")
+
+    async def level(*, durable: bool) -> object:
+        return await store.write(lambda connection: connection.exec_driver_sql("PRAGMA synchronous").scalar(), durable=durable)
+
+    async def talk() -> list[object]:
+        return [await level(durable=False), await level(durable=True), await level(durable=False)]
+
+    try:
+        assert asyncio.run(talk()) == [1, 2, 1]  # NORMAL, FULL, NORMAL
+    finally:
+        store.close()
+
+
 def test_an_older_revision_never_overwrites_a_newer_one(base: Connection) -> None:
     one = record(Phase.REQUESTED, tenant="z")
     records.add(base, one, None)

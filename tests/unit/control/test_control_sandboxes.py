@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -270,3 +273,28 @@ async def test_what_ended_is_forgotten_after_its_retention(world: World) -> None
         return (await world.client.delete(f"/v1/sandboxes/{sandbox}")).status_code == 404
 
     await until(is_forgotten)
+
+
+@dialogue()
+async def test_what_takes_power_away_is_on_the_disk_before_the_answer_and_a_create_waits_for_no_disk(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert world.services is not None
+    store = world.services.sandboxes._store
+    post = store.post
+    durable: list[bool] = []
+
+    def told(change: Callable[[Any], Any], *, durable: bool = False, made: list[bool] = durable) -> Future[Any]:
+        made.append(durable)
+        return post(change, durable=durable)
+
+    monkeypatch.setattr(store, "post", told)
+    sandbox = await world.create()
+    assert durable == [False, False]  # the row, and that it runs
+    durable.clear()
+    await world.client.delete(f"/v1/sandboxes/{sandbox}")
+    assert durable == [True, False]  # the promise, and that it is kept
+    durable.clear()
+    key = (await world.client.post("/v1/keys", json={"tenant": "acme"})).json()
+    await world.client.delete(f"/v1/keys/{key['id']}")
+    assert durable == [True, True]
