@@ -13,7 +13,7 @@ import pytest
 from space.config.artefacts import Store
 from space.config.instance import DATA_ROOT
 from space.host import syscalls
-from space.setup import storage
+from space.setup import mounts, storage
 from space.setup.faults import SetupFailed
 
 SIZE = 256 << 20
@@ -27,8 +27,7 @@ def loops() -> dict[str, str]:
 @pytest.fixture
 def machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Path]]:
     """Makes places that stand for /var/lib of a machine (or of a chroot on it); the last one made is the current one."""
-    before, mounts = loops(), Path("/proc/self/mountinfo").read_text().count(" btrfs ")
-    made = []
+    made: list[Path] = []
 
     def make() -> Path:
         place = tmp_path_factory.mktemp("lib")
@@ -46,8 +45,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
         enter(place)
         storage.undo()
         assert [entry.name for entry in place.iterdir() if entry.name != "space"] == []
-    assert loops() == before
-    assert Path("/proc/self/mountinfo").read_text().count(" btrfs ") == mounts
+        assert mounts.below(place) == []
+        assert str(place / "space.img") not in loops().values()
 
 
 def test_a_directory_without_reflinks_gets_them_once(machine: Callable[[], Path]) -> None:
