@@ -98,6 +98,14 @@ def test_a_sandbox_whose_vmm_is_killed_is_told_as_failed_and_can_be_deleted(serv
     leaks.settle(lambda: leaks.of_sandboxes(one.instance))
 
 
+def test_a_private_instance_whose_serve_is_killed_is_removed_all_the_same(runtime: machine.Runtime) -> None:
+    with machine.private(runtime) as served:
+        machine.kill(served.pid)
+        with space.Client(api_url=served.url, api_key=served.api_key) as client:
+            assert client.health()["status"] == "ok"  # the services go on
+    leaks.settle(lambda: leaks.of_instance(served.instance))
+
+
 def test_the_death_of_the_owner_removes_a_private_instance(runtime: machine.Runtime, tmp_path: object) -> None:
     """As `space run` is killed: its serve notices by the socket between them."""
     import subprocess

@@ -139,3 +139,13 @@ def private_instance(
         yield launch.wait_until_ready()
     finally:
         launch.stop()
+        _remove_the_rest(launch)
+
+
+def _remove_the_rest(launch: Launch) -> None:
+    """A serve that was killed removed nothing: then we do."""
+    found = load(launch.name) if launch.process.returncode != 0 else None
+    if found is not None:
+        from space.serve.remove import remove
+
+        remove(found)
