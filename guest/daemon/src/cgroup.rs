@@ -79,7 +79,7 @@ impl Workloads {
 
     /// Send a signal to every workload process that is there now.
     pub fn signal_all(&self, signal: i32) {
-        self.dir.try_clone().map(|dir| signal_below(dir, signal, 8)).unwrap_or_default();
+        signal_below(self.dir.as_fd(), signal, 8);
     }
 
     /// Kill every workload.
@@ -153,17 +153,17 @@ fn remove(parent: BorrowedFd<'_>, name: &CStr, depth: u8) -> io::Result<()> {
     unlink().map(drop)
 }
 
-fn signal_below(dir: OwnedFd, signal: i32, depth: u8) {
-    for pid in sys::read_small(&dir, c"cgroup.procs").unwrap_or_default().lines().filter_map(|line| line.parse::<i32>().ok()) {
+fn signal_below(dir: BorrowedFd<'_>, signal: i32, depth: u8) {
+    for pid in sys::read_small(dir, c"cgroup.procs").unwrap_or_default().lines().filter_map(|line| line.parse::<i32>().ok()) {
         if pid > 1 {
             // SAFETY: a plain call.
             unsafe { libc::kill(pid, signal) };
         }
     }
-    let Ok(again) = sys::open_at(dir.as_fd(), c".", DIRECTORY, 0) else { return };
+    let Ok(again) = sys::open_at(dir, c".", DIRECTORY, 0) else { return };
     for name in sys::names(again).unwrap_or_default() {
-        if let Some(child) = sys::open_at(dir.as_fd(), &name, DIRECTORY | libc::O_NOFOLLOW, 0).ok().filter(|_| depth > 0) {
-            signal_below(child, signal, depth - 1);
+        if let Some(child) = sys::open_at(dir, &name, DIRECTORY | libc::O_NOFOLLOW, 0).ok().filter(|_| depth > 0) {
+            signal_below(child.as_fd(), signal, depth - 1);
         }
     }
 }

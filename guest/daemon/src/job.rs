@@ -55,6 +55,7 @@ struct Outlet {
 }
 
 /// A child and its stream.
+#[allow(clippy::struct_excessive_bools)] // each is news of one descriptor, or a fact that cannot be undone
 pub struct Job {
     stream: u32,
     /// What the child is.

@@ -8,6 +8,7 @@ mod calibrate;
 mod cgroup;
 mod child;
 mod configure;
+mod crc;
 mod exec;
 mod job;
 mod metrics;

@@ -140,15 +140,17 @@ impl Server {
             match sys::read(port.fd.as_fd(), port.decoder.room()) {
                 Ok(0) => {
                     port.readable = false;
-                    let event = self.core.mux.hang_up(pipe);
-                    self.core.act(event);
+                    if let Some(event) = self.core.mux.hang_up(pipe) {
+                        self.core.act(&event);
+                    }
                 }
                 Ok(count) => {
                     left = left.saturating_sub(count);
                     port.decoder.filled(count);
                     while let Some(item) = port.decoder.next_item() {
-                        let event = self.core.mux.take(pipe, &item);
-                        self.core.act(event);
+                        if let Some(event) = self.core.mux.take(pipe, &item) {
+                            self.core.act(&event);
+                        }
                     }
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
@@ -174,16 +176,15 @@ impl Server {
 }
 
 impl Core {
-    fn act(&mut self, event: Option<Event<'_>>) {
-        match event {
-            None => {}
-            Some(Event::Begin(_) | Event::End) => self.end_session(),
-            Some(Event::Open { stream, verb, request, .. }) => {
+    fn act(&mut self, event: &Event<'_>) {
+        match *event {
+            Event::Begin(_) | Event::End => self.end_session(),
+            Event::Open { stream, verb, request, .. } => {
                 if let Err(failure) = self.open(stream, verb, request) {
                     self.mux.reset(stream, &failure);
                 }
             }
-            Some(Event::Data(stream, bytes)) => {
+            Event::Data(stream, bytes) => {
                 if let Some(calibration) = self.calibrations.get_mut(&stream) {
                     calibration.feed(&mut self.mux, stream, bytes);
                 } else if let Some(job) = self.jobs.values_mut().find(|job| job.stream() == stream) {
@@ -192,7 +193,7 @@ impl Core {
                     self.mux.consumed(stream, bytes.len());
                 }
             }
-            Some(Event::Close(stream)) => {
+            Event::Close(stream) => {
                 if let Some(calibration) = self.calibrations.get_mut(&stream) {
                     if calibration.end_input(&mut self.mux, stream) {
                         self.calibrations.remove(&stream);
@@ -201,7 +202,7 @@ impl Core {
                     job.end_input();
                 }
             }
-            Some(Event::Reset(stream)) => {
+            Event::Reset(stream) => {
                 self.calibrations.remove(&stream);
                 let found = self.jobs.iter().find(|(_, job)| job.stream() == stream).map(|(id, _)| *id);
                 if let Some(job) = found.and_then(|id| self.jobs.remove(&id)) {

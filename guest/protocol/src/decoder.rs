@@ -163,10 +163,16 @@ impl Decoder {
     fn search(&mut self) -> bool {
         let (mark, length) = self.mark();
         let bytes = &self.buf[self.start..self.end];
-        if let Some(at) = bytes.windows(length).position(|window| window == &mark[..length]) {
-            self.start += at;
-            self.state = State::Reading(1);
-            return true;
+        // Byte by byte first: runs of zeros, which begin no mark, are what is mostly passed over.
+        let mut at = 0;
+        while let Some(next) = bytes[at..].iter().position(|byte| *byte == mark[0]) {
+            at += next;
+            if bytes[at..].starts_with(&mark[..length]) {
+                self.start += at;
+                self.state = State::Reading(1);
+                return true;
+            }
+            at += 1;
         }
         self.start = self.end - longest_start(bytes, &mark[..length]);
         false

@@ -128,7 +128,9 @@ impl<T: Wire> Wire for Option<T> {
 impl<T: Wire> Wire for Vec<T> {
     fn put(&self, out: &mut Vec<u8>) {
         let _ = write_array_len(out, self.len() as u32);
-        self.iter().for_each(|item| item.put(out));
+        for item in self {
+            item.put(out);
+        }
     }
 
     fn take(rest: &mut &[u8]) -> Result<Self, Fault> {
@@ -192,7 +194,7 @@ macro_rules! record {
         impl $name {
             const FIELDS: &'static [&'static str] = &[$(stringify!($field)),*];
 
-            #[allow(unused_variables)]
+            #[allow(unused_variables, clippy::ptr_arg)] // a record without fields
             fn put_fields(&self, out: &mut Vec<u8>) {
                 $($crate::pack::write_key(out, stringify!($field)); $crate::pack::Wire::put(&self.$field, out);)*
             }

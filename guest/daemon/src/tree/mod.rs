@@ -54,7 +54,7 @@ pub fn get(request: &Tree) -> Result<Message, Failure> {
     let source = sys::open_at(here, &name, flags, 0).map_err(|error| fault("read", path, &error))?;
     let mut output = stream::Output::standard();
     let base = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-    let entries = pack::pack(&mut output, source, path, base)?;
+    let entries = pack::pack(&mut output, &source, path, base)?;
     output.finish()?;
     Ok(Message::Tree(TreeDone { entries, bytes: output.bytes(), crc32: output.crc32() }))
 }
@@ -100,3 +100,6 @@ fn fault(what: &str, path: &[u8], error: &io::Error) -> Failure {
     };
     Failure::new(code, format!("cannot {what} '{}': {error}", shown(path)))
 }
+
+#[cfg(test)]
+mod tests;

@@ -17,7 +17,7 @@ use crate::sys;
 const DEEPEST: usize = 1024;
 
 /// Pack what `source` is: a directory's entries as `./...`, a file as `base`. path: as the caller named it. How many entries.
-pub fn pack(output: &mut Output<'_>, source: OwnedFd, path: &[u8], base: &[u8]) -> Result<u64, Failure> {
+pub fn pack(output: &mut Output<'_>, source: &OwnedFd, path: &[u8], base: &[u8]) -> Result<u64, Failure> {
     let wrong = |error: io::Error| fault("read", path, &error);
     let stat = sys::stat(source.as_fd()).map_err(wrong)?;
     let mut walk = Walk { output, entries: 0, seen: HashMap::new(), shown: path.to_vec() };
@@ -26,7 +26,7 @@ pub fn pack(output: &mut Output<'_>, source: OwnedFd, path: &[u8], base: &[u8]) 
             walk.entry(b'5', b"./", b"", &stat)?;
             walk.directory(source, b"./", 0)?;
         }
-        libc::S_IFREG => walk.content(&source, base, &stat)?,
+        libc::S_IFREG => walk.content(source, base, &stat)?,
         _ => return Err(Failure::invalid(format!("'{}' is neither a file nor a directory", crate::exec::shown(path)))),
     }
     walk.output.zeros(2 * BLOCK as u64)?;
@@ -48,42 +48,41 @@ impl Walk<'_, '_> {
         move |error| fault("read", &path, &error)
     }
 
-    fn directory(&mut self, dir: OwnedFd, prefix: &[u8], depth: usize) -> Result<(), Failure> {
+    fn directory(&mut self, dir: &OwnedFd, prefix: &[u8], depth: usize) -> Result<(), Failure> {
         let names = dir.try_clone().and_then(sys::names).map_err(self.wrong(prefix))?;
         for name in names {
             let path = [prefix, name.to_bytes()].concat();
-            match self.one(dir.as_fd(), &name, path, depth) {
-                Err(Fault::Vanished) => {}
+            match self.one(dir.as_fd(), &name, &path, depth) {
+                Ok(()) | Err(Fault::Vanished) => {}
                 Err(Fault::Failed(failure)) => return Err(failure),
-                Ok(()) => {}
             }
         }
         Ok(())
     }
 
-    fn one(&mut self, dir: BorrowedFd<'_>, name: &CStr, path: Vec<u8>, depth: usize) -> Result<(), Fault> {
-        let wrong = self.wrong(&path);
+    fn one(&mut self, dir: BorrowedFd<'_>, name: &CStr, path: &[u8], depth: usize) -> Result<(), Fault> {
+        let wrong = self.wrong(path);
         let gone =
             |error: io::Error| if error.raw_os_error() == Some(libc::ENOENT) { Fault::Vanished } else { Fault::Failed(wrong(error)) };
         let stat = sys::stat_at(dir, name).map_err(gone)?;
         match stat.st_mode & libc::S_IFMT {
             libc::S_IFDIR if depth >= DEEPEST => {
-                Err(Failure::invalid(format!("'{}' lies more than {DEEPEST} directories deep", crate::exec::shown(&path))).into())
+                Err(Failure::invalid(format!("'{}' lies more than {DEEPEST} directories deep", crate::exec::shown(path))).into())
             }
             libc::S_IFDIR => {
                 let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW;
                 let below = sys::open_at(dir, name, flags, 0).map_err(gone)?;
-                let path = [&path[..], b"/"].concat();
+                let path = [path, b"/"].concat();
                 self.entry(b'5', &path, b"", &stat)?;
-                Ok(self.directory(below, &path, depth + 1)?)
+                Ok(self.directory(&below, &path, depth + 1)?)
             }
             libc::S_IFLNK => {
                 let to = read_link(dir, name).map_err(gone)?;
-                Ok(self.entry(b'2', &path, &to, &stat)?)
+                Ok(self.entry(b'2', path, &to, &stat)?)
             }
             libc::S_IFREG => {
                 if let Some(first) = self.seen.get(&(stat.st_dev, stat.st_ino)).cloned() {
-                    return Ok(self.entry(b'1', &path, &first, &stat)?);
+                    return Ok(self.entry(b'1', path, &first, &stat)?);
                 }
                 // Not blocking, for it may have become a FIFO meanwhile.
                 let file = sys::open_at(dir, name, libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK, 0).map_err(gone)?;
@@ -92,9 +91,9 @@ impl Walk<'_, '_> {
                     return Err(Fault::Vanished);
                 }
                 if stat.st_nlink > 1 {
-                    self.seen.insert((stat.st_dev, stat.st_ino), path.clone());
+                    self.seen.insert((stat.st_dev, stat.st_ino), path.to_vec());
                 }
-                Ok(self.content(&file, &path, &stat)?)
+                Ok(self.content(&file, path, &stat)?)
             }
             _ => Ok(()),
         }

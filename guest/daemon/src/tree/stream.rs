@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use space_protocol::Failure;
 
+use crate::crc::Crc32;
 use crate::sys;
 
 const BUFFER: usize = 256 << 10;
@@ -16,7 +17,7 @@ pub struct Input<'a> {
     start: usize,
     end: usize,
     bytes: u64,
-    crc: crc32fast::Hasher,
+    crc: Crc32,
 }
 
 impl<'a> Input<'a> {
@@ -28,7 +29,7 @@ impl<'a> Input<'a> {
 
     /// A stream that is read from `pipe`.
     pub fn new(pipe: BorrowedFd<'a>) -> Self {
-        Self { pipe, buf: vec![0; BUFFER], start: 0, end: 0, bytes: 0, crc: crc32fast::Hasher::new() }
+        Self { pipe, buf: vec![0; BUFFER], start: 0, end: 0, bytes: 0, crc: Crc32::default() }
     }
 
     /// Bytes read so far.
@@ -38,7 +39,7 @@ impl<'a> Input<'a> {
 
     /// Their sum.
     pub fn crc32(&self) -> u32 {
-        self.crc.clone().finalize()
+        self.crc.value()
     }
 
     /// Some bytes, at most `most`; empty at the end of the stream.
@@ -103,7 +104,7 @@ pub struct Output<'a> {
     buf: Vec<u8>,
     end: usize,
     bytes: u64,
-    crc: crc32fast::Hasher,
+    crc: Crc32,
 }
 
 impl<'a> Output<'a> {
@@ -115,7 +116,7 @@ impl<'a> Output<'a> {
 
     /// A stream that is written to `pipe`.
     pub fn new(pipe: BorrowedFd<'a>) -> Self {
-        Self { pipe, buf: vec![0; BUFFER], end: 0, bytes: 0, crc: crc32fast::Hasher::new() }
+        Self { pipe, buf: vec![0; BUFFER], end: 0, bytes: 0, crc: Crc32::default() }
     }
 
     /// Bytes of the stream so far.
@@ -125,7 +126,7 @@ impl<'a> Output<'a> {
 
     /// The sum of what was written out.
     pub fn crc32(&self) -> u32 {
-        self.crc.clone().finalize()
+        self.crc.value()
     }
 
     /// Where to put bytes; never empty.
