@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use crate::ring::copy_slice;
 use space_protocol::messages::TreeDone;
 use space_protocol::{Message, Mux};
 
@@ -69,7 +70,7 @@ impl Calibration {
                     if count == 0 {
                         return false;
                     }
-                    slot[..count].copy_from_slice(&waiting.as_slices().0[..count]);
+                    copy_slice(&waiting.as_slices().0[..count], slot);
                     waiting.drain(..count);
                     mux.data_commit(stream, 0, count);
                     mux.consumed(stream, count);

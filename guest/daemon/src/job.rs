@@ -18,6 +18,7 @@ use space_protocol::{Failure, Message, Mux};
 
 use crate::cgroup::{Leaf, Workloads};
 use crate::child::{self, Child};
+use crate::ring::Ring;
 use crate::sys::{self, Epoll};
 
 /// The parts of a job that the kernel has news of; numbers are part of epoll tokens.
@@ -48,6 +49,16 @@ pub enum Outcome {
     Failed(Failure),
 }
 
+/// How a child's bytes travel.
+pub enum Way {
+    /// Through its pipes.
+    Pipes,
+    /// To it through a ring; the pipes are bells.
+    Into(Ring),
+    /// From it through a ring; the pipes are bells.
+    OutOf(Ring),
+}
+
 struct Outlet {
     pipe: Option<OwnedFd>,
     ready: bool,
@@ -60,6 +71,7 @@ pub struct Job {
     stream: u32,
     /// What the child is.
     pub purpose: Purpose,
+    way: Way,
     pid: i32,
     leaf: Leaf,
     leaf_news: bool,
@@ -70,6 +82,8 @@ pub struct Job {
     inlet: Option<OwnedFd>,
     inlet_ready: bool,
     waiting: VecDeque<u8>,
+    /// What the child had taken out of its ring when it was last looked.
+    taken: u64,
     input_ends: bool,
     outlets: [Outlet; 2],
     began: Duration,
@@ -80,15 +94,7 @@ pub struct Job {
 
 impl Job {
     /// Take charge of a child. token: of its slot 0; the others follow. now: monotonic.
-    pub fn new(
-        stream: u32,
-        purpose: Purpose,
-        child: Child,
-        epoll: &Epoll,
-        token: u64,
-        now: Duration,
-        timeout: Option<Duration>,
-    ) -> io::Result<Self> {
+    pub fn new(stream: u32, purpose: Purpose, way: Way, child: Child, epoll: &Epoll, token: u64, now: Duration) -> io::Result<Self> {
         epoll.add(child.report.as_fd(), libc::EPOLLIN, token + REPORT)?;
         epoll.add(child.leaf.events(), libc::EPOLLPRI, token + LEAF)?;
         if let Some(pipe) = &child.inlet {
@@ -102,6 +108,7 @@ impl Job {
         Ok(Self {
             stream,
             purpose,
+            way,
             pid: child.pid,
             leaf: child.leaf,
             leaf_news: false,
@@ -112,13 +119,19 @@ impl Job {
             inlet: child.inlet,
             inlet_ready: true,
             waiting: VecDeque::new(),
+            taken: 0,
             input_ends: false,
             outlets: child.outlets.map(|pipe| Outlet { pipe, ready: false, bytes: 0 }),
             began: now,
-            deadline: timeout.and_then(|left| now.checked_add(left)),
+            deadline: None,
             timed_out: false,
             ended: None,
         })
+    }
+
+    /// Kill it when this long has passed from its start.
+    pub fn limit(&mut self, timeout: Option<Duration>) {
+        self.deadline = timeout.and_then(|left| self.began.checked_add(left));
     }
 
     /// The stream it works for.
@@ -167,8 +180,16 @@ impl Job {
 
     /// Bytes for its standard input.
     pub fn feed(&mut self, mux: &mut Mux, mut bytes: &[u8]) {
-        if self.inlet.is_none() {
+        if self.inlet.is_none() || matches!(self.way, Way::OutOf(_)) {
             mux.consumed(self.stream, bytes.len());
+            return;
+        }
+        if let Way::Into(ring) = &self.way {
+            // There is place for all that the stream's credit allows; it returns as the child takes the bytes.
+            match ring.write(bytes) {
+                Ok((count, bell)) if count == bytes.len() => self.toll(bell),
+                _ => self.leaf.kill(),
+            }
             return;
         }
         if self.waiting.is_empty() {
@@ -181,7 +202,8 @@ impl Job {
 
     /// No more bytes will come for its standard input.
     pub fn end_input(&mut self) {
-        self.input_ends = true;
+        // The pipe to a child that sends through a ring is its bell, and needed to the end.
+        self.input_ends = !matches!(self.way, Way::OutOf(_));
     }
 
     /// Move what can be moved, and say what became of the job.
@@ -189,7 +211,6 @@ impl Job {
         if self.report.is_some() && !self.hear(mux) {
             return Outcome::Pending;
         }
-        self.pour(mux);
         if std::mem::take(&mut self.leaf_news) && self.ended.is_some() && !self.empty && self.leaf.is_empty() {
             // Whatever was written is in the pipes by now, even if somebody outside of the cgroup holds them open.
             self.empty = true;
@@ -198,6 +219,7 @@ impl Job {
         for lane in 0..2 {
             self.drain(mux, lane);
         }
+        self.pour(mux);
         let drained = self.outlets.iter().all(|outlet| outlet.pipe.is_none());
         match self.ended {
             Some((status, at)) if drained && self.empty => self.outcome(status, at),
@@ -275,7 +297,7 @@ impl Job {
         }
     }
 
-    /// Write to the pipe as far as it takes; a reader that went away takes everything.
+    /// Write as far as it is taken; a reader that went away takes everything.
     fn write(&mut self, bytes: &[u8]) -> usize {
         let mut sent = 0;
         while let Some(pipe) = self.inlet.as_ref().filter(|_| self.inlet_ready && sent < bytes.len()) {
@@ -292,29 +314,96 @@ impl Job {
         sent
     }
 
-    /// Bytes from a pipe to the stream, as far as there is credit.
-    fn drain(&mut self, mux: &mut Mux, lane: usize) {
-        let outlet = &mut self.outlets[lane];
-        while let Some(pipe) = outlet.pipe.as_ref().filter(|_| outlet.ready) {
-            let slot = mux.data_slot(self.stream);
-            if slot.is_empty() {
-                return;
-            }
-            match sys::read(pipe.as_fd(), slot) {
-                Ok(0) => outlet.pipe = None,
-                Ok(count) => {
-                    mux.data_commit(self.stream, lane as u8, count);
-                    outlet.bytes += count as u64;
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    outlet.ready = false;
-                    if self.empty {
-                        outlet.pipe = None;
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => outlet.pipe = None,
+    /// Wake the child, which waits for a byte on its standard input.
+    fn toll(&mut self, bell: bool) {
+        if let Some(pipe) = self.inlet.as_ref().filter(|_| bell) {
+            if sys::write(pipe.as_fd(), &[1]).is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
+                self.inlet = None;
             }
         }
     }
+
+    /// Bytes from the child to the stream, as far as there is credit.
+    fn drain(&mut self, mux: &mut Mux, lane: usize) {
+        while self.outlets[lane].ready && self.outlets[lane].pipe.is_some() {
+            let mut bells = [0; 64];
+            let news = match (&self.way, lane) {
+                (Way::Into(ring), 0) => {
+                    // Bells first: one that comes after this is for what is taken after the question.
+                    let news = self.hark(lane, &mut bells);
+                    let _ = ring.writer_waits();
+                    match ring.total_read() {
+                        Ok(total) => mux.consumed(self.stream, total.wrapping_sub(std::mem::replace(&mut self.taken, total)) as usize),
+                        Err(_) => self.leaf.kill(),
+                    }
+                    news
+                }
+                (Way::OutOf(ring), 0) => {
+                    let slot = mux.data_slot(self.stream);
+                    if slot.is_empty() {
+                        return;
+                    }
+                    let Ok((count, bell)) = ring.read(slot) else {
+                        self.leaf.kill();
+                        self.outlets[lane].pipe = None;
+                        return;
+                    };
+                    if count > 0 {
+                        mux.data_commit(self.stream, 0, count);
+                        self.toll(bell);
+                        continue;
+                    }
+                    // Bells first: one that comes after this is for bytes that come after the question.
+                    let news = self.hark(lane, &mut bells);
+                    if let Way::OutOf(ring) = &self.way {
+                        if ring.reader_waits() == Ok(false) {
+                            continue;
+                        }
+                    }
+                    news
+                }
+                _ => {
+                    let slot = mux.data_slot(self.stream);
+                    if slot.is_empty() {
+                        return;
+                    }
+                    let news = self.hark(lane, slot);
+                    if let News::Bytes(count) = news {
+                        mux.data_commit(self.stream, lane as u8, count);
+                        self.outlets[lane].bytes += count as u64;
+                    }
+                    news
+                }
+            };
+            match news {
+                News::Bytes(_) => {}
+                News::End => self.outlets[lane].pipe = None,
+                News::None => {
+                    self.outlets[lane].ready = false;
+                    if self.empty {
+                        self.outlets[lane].pipe = None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Read from a pipe of the child's.
+    fn hark(&self, lane: usize, buf: &mut [u8]) -> News {
+        let Some(pipe) = &self.outlets[lane].pipe else { return News::End };
+        loop {
+            match sys::read(pipe.as_fd(), buf) {
+                Ok(count @ 1..) => return News::Bytes(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return News::None,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(0) | Err(_) => return News::End,
+            }
+        }
+    }
+}
+
+enum News {
+    Bytes(usize),
+    None,
+    End,
 }

@@ -11,7 +11,8 @@ use crate::boot::{Held, Machine};
 use crate::calibrate::Calibration;
 use crate::cgroup::Workloads;
 use crate::child::{self, Needs};
-use crate::job::{Job, Outcome, Purpose, SLOTS};
+use crate::job::{Job, Outcome, Purpose, SLOTS, Way};
+use crate::ring::Ring;
 use crate::shutdown::Shutdown;
 use crate::sys::{self, Epoll};
 use crate::{configure, exec, metrics, tree};
@@ -268,7 +269,7 @@ impl Core {
         let needs = Needs { inlet: false, outlets: [false; 2] };
         let extra = configure::needs(&self.held);
         let child = child::spawn(&self.held, &mut self.workloads, needs, &extra, || configure::run(request))?;
-        self.start(stream, Purpose::Configure(request.env.clone()), child, None)
+        self.start(stream, Purpose::Configure(request.env.clone()), Way::Pipes, child).map(drop)
     }
 
     fn exec(&mut self, stream: u32, request: &Exec) -> Result<(), Failure> {
@@ -276,16 +277,21 @@ impl Core {
         let base = self.configured()?;
         let needs = Needs { inlet: request.stdin, outlets: [true; 2] };
         let child = child::spawn(&self.held, &mut self.workloads, needs, &[], || exec::run(request, &base))?;
-        self.start(stream, Purpose::Program, child, request.timeout_ms.map(Duration::from_millis))
+        self.start(stream, Purpose::Program, Way::Pipes, child)?.limit(request.timeout_ms.map(Duration::from_millis));
+        Ok(())
     }
 
     fn tree(&mut self, stream: u32, request: &Tree, put: bool) -> Result<(), Failure> {
         tree::check(request)?;
         self.configured()?;
-        let needs = Needs { inlet: put, outlets: [!put, false] };
-        let work = || if put { tree::put(request) } else { tree::get(request) };
+        let needs = Needs { inlet: true, outlets: [true, false] };
+        let ring = Ring::new().map_err(|error| Failure::guest(format!("the sandbox has no memory for a transfer: {error}")))?;
+        // Whatever the child takes or has, the daemon wants to hear of.
+        let _ = (ring.reader_waits(), ring.writer_waits());
+        let work = || if put { tree::put(request, &ring) } else { tree::get(request, &ring) };
         let child = child::spawn(&self.held, &mut self.workloads, needs, &[], work)?;
-        self.start(stream, Purpose::Verb, child, None)
+        let way = if put { Way::Into(ring) } else { Way::OutOf(ring) };
+        self.start(stream, Purpose::Verb, way, child).map(drop)
     }
 
     /// Nothing of the caller's runs before clock and random numbers are right.
@@ -293,13 +299,12 @@ impl Core {
         self.env.clone().ok_or_else(|| Failure::new("unavailable", "the sandbox has not been configured since it booted"))
     }
 
-    fn start(&mut self, stream: u32, purpose: Purpose, child: child::Child, timeout: Option<Duration>) -> Result<(), Failure> {
+    fn start(&mut self, stream: u32, purpose: Purpose, way: Way, child: child::Child) -> Result<&mut Job, Failure> {
         let id = self.next_job;
         self.next_job += SLOTS;
-        let job = Job::new(stream, purpose, child, &self.epoll, id, now(), timeout)
+        let job = Job::new(stream, purpose, way, child, &self.epoll, id, now())
             .map_err(|error| Failure::guest(format!("the sandbox cannot watch a process: {error}")))?;
-        self.jobs.insert(id, job);
-        Ok(())
+        Ok(self.jobs.entry(id).or_insert(job))
     }
 
     /// PID 1 takes everybody's orphans.

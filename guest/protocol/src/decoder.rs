@@ -63,12 +63,13 @@ impl Decoder {
 
     /// Where to read to; never empty.
     pub fn room(&mut self) -> &mut [u8] {
-        if self.start == self.end {
-            (self.start, self.end) = (0, 0);
+        // What is left behind a frame is little: moved now, and not when the next frame is nearly whole and the buffer's end is reached.
+        let left = self.end - self.start;
+        if self.start > 0 && (left <= ROOM || self.buf.len() < self.end + ROOM) {
+            self.buf.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, left);
         }
         if self.buf.len() < self.end + ROOM {
-            self.buf.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
             let whole = HEADER + self.pipe.max_payload() + TRAILER + ROOM;
             let wanted = if self.end + ROOM > 4 * ROOM { whole } else { 4 * ROOM };
             if self.buf.len() < self.end + ROOM {

@@ -7,7 +7,7 @@ use space_protocol::frame::{self, Greeting, HEADER, VERSION};
 use space_protocol::messages::{Configure, Empty, Exec, Source, Tree, decode, encode};
 use space_protocol::{Bytes, Decoder, Event, Failure, Item, Kind, Message, Mux, Pipe, Role};
 
-/// SplitMix64.
+/// `SplitMix64`.
 struct Random(u64);
 
 impl Random {
@@ -157,7 +157,9 @@ fn a_mux_that_both_pipes_have_joined_survives_any_frames() {
         let mut mux = Mux::new();
         let mut decoders = Pipe::ALL.map(|pipe| Decoder::new(pipe, Role::Acceptor));
         for pipe in Pipe::ALL {
-            feed(&mut decoders[pipe.index()], &hello(pipe, 1), usize::MAX, |item| drop(mux.take(pipe, item)));
+            feed(&mut decoders[pipe.index()], &hello(pipe, 1), usize::MAX, |item| {
+                mux.take(pipe, item);
+            });
         }
         let mut seq = [2; 2];
         for _ in 0..random.below(200) {
@@ -206,7 +208,7 @@ fn messages_from_mutated_bytes_are_refused_or_mean_what_they_say() {
     let (mut good, mut bad) = (0, 0);
     for mut random in rounds(20_000) {
         let mut bytes = requests().swap_remove(random.below(5));
-        for _ in 0..1 + random.below(3) {
+        for _ in 0..=random.below(3) {
             let at = random.below(bytes.len());
             match random.below(4) {
                 0 => bytes[at] = random.next() as u8,

@@ -1,10 +1,12 @@
 //! Trees in and out of the guest as tar streams, by a child that has become the user they belong to.
 //!
 //! - [`header`]: blocks of 512 bytes to records and back (pure)
-//! - [`stream`]: the tar stream on a pipe, counted and summed
+//! - [`stream`]: the tar stream in a ring, counted and summed
+//! - [`content`]: a file's bytes to the disk
 //! - [`unpack`]: a stream to files below a destination, never outside of it
 //! - [`pack`]: files to a stream
 
+mod content;
 mod header;
 mod pack;
 mod stream;
@@ -20,6 +22,7 @@ use space_protocol::messages::{Tree, TreeDone};
 use space_protocol::{Failure, Message};
 
 use crate::exec::{DEFAULT_USER, shown};
+use crate::ring::Ring;
 use crate::sys;
 use crate::users::Account;
 
@@ -31,19 +34,20 @@ pub fn check(request: &Tree) -> Result<(), Failure> {
     Ok(())
 }
 
-/// In a child: unpack standard input below the path.
-pub fn put(request: &Tree) -> Result<Message, Failure> {
+/// In a child: unpack what comes through the ring below the path.
+pub fn put(request: &Tree, ring: &Ring) -> Result<Message, Failure> {
     become_user(request)?;
     let path = &request.path.0;
     let target = destination(path).map_err(|error| fault("unpack into", path, &error))?;
-    let mut input = stream::Input::standard();
+    let mut feed = stream::RingFeed::new(ring);
+    let mut input = stream::Input::new(&mut feed);
     let entries = unpack::unpack(&mut input, target.as_fd())?;
     input.finish()?;
     Ok(Message::Tree(TreeDone { entries, bytes: input.bytes(), crc32: input.crc32() }))
 }
 
-/// In a child: pack the path to standard output.
-pub fn get(request: &Tree) -> Result<Message, Failure> {
+/// In a child: pack the path into the ring.
+pub fn get(request: &Tree, ring: &Ring) -> Result<Message, Failure> {
     become_user(request)?;
     let path = &request.path.0;
     let name = sys::c_string(path).map_err(|error| fault("read", path, &error))?;
@@ -52,7 +56,8 @@ pub fn get(request: &Tree) -> Result<Message, Failure> {
     // SAFETY: AT_FDCWD stands for the working directory.
     let here = unsafe { sys::numbered(libc::AT_FDCWD) };
     let source = sys::open_at(here, &name, flags, 0).map_err(|error| fault("read", path, &error))?;
-    let mut output = stream::Output::standard();
+    let mut sink = stream::RingSink(ring);
+    let mut output = stream::Output::new(&mut sink);
     let base = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     let entries = pack::pack(&mut output, &source, path, base)?;
     output.finish()?;

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use space_protocol::Failure;
 
+use super::content::Reader;
 use super::fault;
 use super::header::{self, BLOCK, Header};
 use super::stream::Output;
@@ -20,7 +21,7 @@ const DEEPEST: usize = 1024;
 pub fn pack(output: &mut Output<'_>, source: &OwnedFd, path: &[u8], base: &[u8]) -> Result<u64, Failure> {
     let wrong = |error: io::Error| fault("read", path, &error);
     let stat = sys::stat(source.as_fd()).map_err(wrong)?;
-    let mut walk = Walk { output, entries: 0, seen: HashMap::new(), shown: path.to_vec() };
+    let mut walk = Walk { output, reader: Reader::default(), entries: 0, seen: HashMap::new(), shown: path.to_vec() };
     match stat.st_mode & libc::S_IFMT {
         libc::S_IFDIR => {
             walk.entry(b'5', b"./", b"", &stat)?;
@@ -35,6 +36,7 @@ pub fn pack(output: &mut Output<'_>, source: &OwnedFd, path: &[u8], base: &[u8])
 
 struct Walk<'a, 'b> {
     output: &'a mut Output<'b>,
+    reader: Reader,
     entries: u64,
     /// Where the first name of a file with several is.
     seen: HashMap<(u64, u64), Vec<u8>>,
@@ -112,10 +114,11 @@ impl Walk<'_, '_> {
         self.entry(b'0', path, b"", stat)?;
         let size = stat.st_size as u64;
         let mut left = size;
+        self.reader.begin(file.as_fd(), size);
         while left > 0 {
             let room = self.output.room()?;
             let most = room.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-            match sys::read(file.as_fd(), &mut room[..most]) {
+            match self.reader.read(file.as_fd(), &mut room[..most]) {
                 Ok(0) => break,
                 Ok(count) => {
                     self.output.put(count);

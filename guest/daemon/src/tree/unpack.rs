@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use space_protocol::Failure;
 
+use super::content::Writer;
 use super::fault;
 use super::header::{self, BLOCK, Header, Overrides};
 use super::stream::{Input, cut_off};
@@ -33,7 +34,7 @@ struct Entry {
 
 /// Unpack; how many entries there were.
 pub fn unpack(input: &mut Input<'_>, target: BorrowedFd<'_>) -> Result<u64, Failure> {
-    let mut tree = Target { root: target, parent: None, made: BTreeMap::new() };
+    let mut tree = Target { root: target, writer: Writer::default(), parent: None, made: BTreeMap::new() };
     let mut entries = 0;
     while let Some(entry) = next(input)? {
         tree.add(input, &entry)?;
@@ -121,6 +122,7 @@ fn parts(name: &[u8]) -> Result<Vec<&[u8]>, &'static str> {
 
 struct Target<'a> {
     root: BorrowedFd<'a>,
+    writer: Writer,
     /// The directory of the last entry: the next one is mostly beside it.
     parent: Option<(Vec<u8>, OwnedFd)>,
     /// Directories made here, with the mode and time that they get at the end (a read-only one must first be filled).
@@ -144,7 +146,7 @@ impl Target<'_> {
         self.enter(&above).map_err(wrong)?;
         let dir = self.parent.as_ref().map_or(self.root, |(_, dir)| dir.as_fd());
         match entry.kind {
-            b'0' => return write_file(input, dir, &name, entry),
+            b'0' => return write_file(&mut self.writer, input, dir, &name, entry),
             b'1' => {
                 let names = parts(&entry.link).map_err(|_| refuse("its link leads out of the destination"))?;
                 let (last, above) = names.split_last().ok_or_else(|| refuse("its link leads nowhere"))?;
@@ -270,7 +272,7 @@ fn make_dir(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<bool> {
     }
 }
 
-fn write_file(input: &mut Input<'_>, dir: BorrowedFd<'_>, name: &CStr, entry: &Entry) -> Result<(), Failure> {
+fn write_file(writer: &mut Writer, input: &mut Input<'_>, dir: BorrowedFd<'_>, name: &CStr, entry: &Entry) -> Result<(), Failure> {
     let wrong = |error: io::Error| fault("unpack", &entry.path, &error);
     let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
     // A new file each time: writing into one that is there would write through its links.
@@ -282,15 +284,17 @@ fn write_file(input: &mut Input<'_>, dir: BorrowedFd<'_>, name: &CStr, entry: &E
         }
         other => other.map_err(wrong)?,
     };
+    writer.begin(file.as_fd(), entry.size);
     let mut left = entry.size;
     while left > 0 {
         let part = input.some(usize::try_from(left).unwrap_or(usize::MAX))?;
         if part.is_empty() {
             return Err(cut_off());
         }
-        sys::write_all(file.as_fd(), part).map_err(wrong)?;
+        writer.write(file.as_fd(), part).map_err(wrong)?;
         left -= part.len() as u64;
     }
+    writer.finish(file.as_fd()).map_err(wrong)?;
     // SAFETY: a valid descriptor; one pair of times.
     sys::check(unsafe { libc::futimens(file.as_raw_fd(), [entry.mtime; 2].as_ptr()) }).map(drop).map_err(wrong)
 }
