@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,21 +22,19 @@ WITHOUT = "exec setpriv --bounding-set=-{0} --inh-caps=-{0} setup/bootstrap --ch
         ("mount -t tmpfs none /proc; exec setup/bootstrap --check", "/proc is not mounted"),
         ("mount -t tmpfs none /sys; exec setup/bootstrap --check", "/sys is not mounted"),
         (
-            "echo 'ID=debian\nVERSION_ID=13' >/tmp/os; mount --bind /tmp/os /etc/os-release; exec setup/bootstrap --check",
+            "echo 'ID=debian\nVERSION_ID=13' >os; mount --bind os /etc/os-release; exec setup/bootstrap --check",
             "'debian 13' on x86_64",
         ),
         ("exec setup/bootstrap --wrong", "does not know --wrong"),
     ],
 )
 def test_a_machine_that_cannot_do_it_is_told_in_one_sentence(script: str, sentence: str) -> None:
-    """In a mount namespace of its own, with a /tmp of its own."""
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-ec", f"mount -t tmpfs none /mnt; mkdir /mnt/tmp; mount --bind /mnt/tmp /tmp; {script}"],
-        cwd=BOOTSTRAP.parents[1],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    """In a mount namespace of its own, from a copy that every uid can read, wherever the checkout is."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        (Path(name) / "setup").mkdir()
+        shutil.copy(BOOTSTRAP, Path(name) / "setup")
+        done = subprocess.run(["unshare", "--mount", "sh", "-ec", script], cwd=name, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.startswith("space: ")

@@ -23,6 +23,7 @@ from space.model.errors import Conflict, Gone, SpaceError, Unavailable
 from space.model.ids import new_sandbox_id
 from space.model.rootd import CreateSandbox, StartVmm
 from space.rpc.rootd_client import RootdClient, SandboxOnHost
+from space.testing.machine import isolated_python
 from space.testing.roothost import STAYS, WORD, RootHost
 
 
@@ -41,13 +42,13 @@ def _ask(channel: socket.socket, message: bytes) -> dict[str, object]:
 
 def test_nothing_is_imported_that_root_should_not_run() -> None:
     code = "import sys, space.rootd.server, space.rootd.sweep; print(' '.join(sys.modules))"
-    loaded = set(subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True).stdout.split())
+    loaded = set(subprocess.run([isolated_python(), "-I", "-c", code], capture_output=True, text=True, check=True).stdout.split())
     assert "space.rootd.jail" in loaded
     assert not loaded & {"ssl", "_ssl", "http", "http.client", "asyncio", "pydantic", "sqlalchemy", "msgspec", "pickle", "urllib.request"}
     foreign = {name.split(".")[0] for name in loaded} - set(sys.stdlib_module_names) - {"space", "__main__"}
     # what the interpreter's own start-up brings in (site's .pth files) is there without us as well
     bare = subprocess.run(
-        [sys.executable, "-I", "-c", "import sys; print(' '.join(sys.modules))"], capture_output=True, text=True, check=True
+        [isolated_python(), "-I", "-c", "import sys; print(' '.join(sys.modules))"], capture_output=True, text=True, check=True
     )
     assert foreign - {name.split(".")[0] for name in bare.stdout.split()} == set()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from space.host import namespaces
 from space.rootd.sweep import sweep
 from space.testing import roothost
+from space.testing.machine import isolated_python
 from space.testing.roothost import WORD, RootHost
 
 
@@ -78,7 +78,7 @@ def test_sweep_as_a_command_removes_the_data_as_well(host: RootHost, neighbour: 
     host.stop_rootd(signal.SIGKILL)
     (host.instance.data / "node").mkdir()
     (host.instance.data / "node" / "link").symlink_to(neighbour.instance.data)
-    command = [sys.executable, "-I", "-m", "space.rootd.sweep", "--instance", host.instance.name, "--data"]
+    command = [isolated_python(), "-I", "-m", "space.rootd.sweep", "--instance", host.instance.name, "--data"]
     command += ["--data-root", str(host.instance.data_root), "--run-root", str(host.instance.run_root)]
     for _ in range(2):  # the second time there is no such instance any more
         assert subprocess.run(command, capture_output=True, check=False).returncode == 0

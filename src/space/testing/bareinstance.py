@@ -9,7 +9,6 @@ import os
 import select
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ from space.serve.private import random_name
 from space.serve.remove import remove
 from space.serve.service import Process, Role
 from space.testing import leaks
+from space.testing.machine import isolated_python
 
 _READY_WITHIN = 60.0
 
@@ -44,7 +44,7 @@ class BareInstance:
         def command(role: Role, listen_fd: int, ready_fd: int) -> list[str]:
             words = program or ("-m", f"space.{role.name}.server")
             fds = ["--listen-fd", str(listen_fd), "--ready-fd", str(ready_fd)]
-            return [sys.executable, "-I", *words, "--instance", self.instance.name, *fds]
+            return [isolated_python(), "-I", *words, "--instance", self.instance.name, *fds]
 
         process = service.start(role, command, self._listeners[name], self.log(name))
         self._processes[name] = process

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import select
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from space.config.instance import DATA_ROOT, Instance, load
@@ -53,6 +55,16 @@ def find_runtime(python: Path | None = None) -> Runtime:
 def this_runtime() -> Runtime:
     """The interpreter that runs this."""
     return Runtime(Path(sys.executable), dev=any(map(runtime.objection, runtime.locations())))
+
+
+@cache
+def isolated_python() -> str:
+    """An interpreter that finds `space` with `-I`, as services are started: this one's environment if it can, else the installed runtime.
+
+    The environment that tests run in has only the path of a checkout in its variables, which `-I` ignores.
+    """
+    able = subprocess.run([sys.executable, "-I", "-c", "import space"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    return sys.executable if able.returncode == 0 else str(find_runtime().python)
 
 
 @contextmanager

@@ -14,7 +14,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +26,7 @@ from space.model.ids import InstanceName, new_sandbox_id
 from space.model.rootd import CreateSandbox, StartVmm
 from space.rpc.rootd_client import RootdClient
 from space.testing import guestkernel
+from space.testing.machine import isolated_python
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ class RootHost:
         """Return when it has said that it is ready. prefix: a command that starts it."""
         reader, writer = os.pipe()
         number, instance = self.listener.fileno(), self.instance
-        command = [*prefix, sys.executable, "-I", "-m", "space.rootd.server", "--instance", instance.name, "--listen-fd", str(number)]
+        command = [*prefix, isolated_python(), "-I", "-m", "space.rootd.server", "--instance", instance.name, "--listen-fd", str(number)]
         command += ["--ready-fd", str(writer), "--data-root", str(instance.data_root), "--run-root", str(instance.run_root)]
         with self.log.open("ab") as log:
             self.rootd = subprocess.Popen(

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import space
 from space.sdk.testing import MockServer, Process, Reply
 
 SPACE = [sys.executable, "-m", "space.cli.main"]
@@ -107,11 +108,16 @@ def test_a_reader_that_leaves_ends_the_command_quietly(server: MockServer) -> No
     pipe.stderr.close()
 
 
+def bare_environment() -> dict[str, str]:
+    """Neither a server nor a key, and this package."""
+    return {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(space.__file__).parents[1])}
+
+
 def test_without_a_server_and_without_root_it_says_what_to_do(tmp_path: Path) -> None:
     code = "import os, sys; os.geteuid = lambda: 1000; import space.sdk.endpoint as e; from pathlib import Path\n"
     code += f"e.resolve.__kwdefaults__.update(run_root=Path({str(tmp_path)!r}), data_root=Path({str(tmp_path)!r}))\n"
     code += "from space.cli.main import main; sys.exit(main(['run', '--', 'true']))"
-    bare = {"PATH": os.environ["PATH"]}
+    bare = bare_environment()
     done = subprocess.run([sys.executable, "-c", code], env=bare, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert done.returncode == 125
     assert "no server is known" in done.stderr
@@ -124,7 +130,7 @@ def test_a_private_server_is_not_started_where_that_is_forbidden(tmp_path: Path,
     code += f"e.resolve.__kwdefaults__.update(run_root=Path({str(tmp_path)!r}), data_root=Path({str(tmp_path)!r}))\n"
     code += "sys.modules['space.serve.private'] = None\n"
     code += f"from space.cli.main import main; sys.exit(main(['run', *{only!r}, '--', 'true']))"
-    bare = {"PATH": os.environ["PATH"]}
+    bare = bare_environment()
     done = subprocess.run([sys.executable, "-c", code], env=bare, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert (done.returncode, "no server is known" in done.stderr) == (125, True)
 
@@ -149,7 +155,7 @@ sys.modules["space.serve.private"] = private
 from space.cli.main import main
 sys.exit(main(["run", "--", "sh", "-c", "exit 7"]))
 """
-    bare = {"PATH": os.environ["PATH"]}
+    bare = bare_environment()
     done = subprocess.run([sys.executable, "-c", code], env=bare, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (7, "up\ndown\n")
     assert server.sandboxes == {}
