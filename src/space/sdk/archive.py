@@ -8,12 +8,13 @@ Owners are not kept; modes lose set-id bits and write permission for others; no 
 
 from __future__ import annotations
 
+import itertools
 import os
-import shutil
+import stat
 import sys
 import tempfile
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from space.sdk.tarstream import Entry, EntryKind, TarReader, shown
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_EXPANSIONS = 40
+_MAX_DEPTH = 256  # each level of a name costs a directory, and a step of whoever walks the tree later
 _LATEST = 1 << 40  # seconds; file systems refuse later times
 
 Links = Literal["refuse", "skip"]
@@ -34,7 +36,7 @@ Name = tuple[bytes, ...]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is accepted of one tree: entries, bytes of file data in all, bytes of a name."""
+    """What is accepted of one tree: entries (directories that names imply count), bytes of file data in all, bytes of a name."""
 
     entries: int = 500_000
     total_bytes: int = 16 << 30
@@ -63,6 +65,8 @@ def checked_name(raw: bytes, limits: Limits) -> Name:
         raise UnsafeArchive(f"entry {shown(raw)} goes up with '..'")
     if any(len(part) > 255 for part in parts):
         raise UnsafeArchive(f"entry {shown(raw)} has a component longer than 255 bytes")
+    if len(parts) > _MAX_DEPTH:
+        raise UnsafeArchive(f"entry {shown(raw)} lies {len(parts)} levels deep", hint=f"at most {_MAX_DEPTH} are accepted")
     return parts
 
 
@@ -86,6 +90,8 @@ def leads_out(link: Name, links: dict[Name, bytes]) -> bool:
                 here.pop()
             elif part not in (b"", b"."):
                 here.append(part)
+                if len(here) > _MAX_DEPTH:
+                    return True  # no such place is in the tree, and a long target would make the proof slow
                 if (folded := _folded(tuple(here))) in links:
                     here.pop()
                     pending.append(links[folded])
@@ -112,6 +118,7 @@ class Staging:
         self._reader = TarReader()
         self._stack = ExitStack()
         self._entries = 0
+        self._implied = 0
         self._bytes = 0
         self._is_tree = False
         self._kinds: dict[Name, EntryKind] = {}
@@ -126,7 +133,7 @@ class Staging:
             self._path = Path(tempfile.mkdtemp(prefix=".space-", dir=self._beside))
         except OSError as error:
             raise InvalidArgument(f"cannot unpack into {self._beside}: {error.strerror}") from error
-        self._stack.callback(shutil.rmtree, self._path, ignore_errors=True)
+        self._stack.callback(remove_tree, self._path)
         (self._path / "tree").mkdir()
         self._root = os.open(self._path / "tree", _OPEN_DIRECTORY)
         self._stack.callback(os.close, self._root)
@@ -161,8 +168,7 @@ class Staging:
     def _begin(self, entry: Entry) -> None:
         self._entries += 1
         self._bytes += entry.size
-        if self._entries > self._limits.entries:
-            raise UnsafeArchive(f"entry {shown(entry.name)} is one more than the {self._limits.entries} that are accepted")
+        self._check_count(entry)
         if self._bytes > self._limits.total_bytes:
             raise UnsafeArchive(f"entry {shown(entry.name)} takes the tree past {self._limits.total_bytes} bytes")
         name = checked_name(entry.name, self._limits)
@@ -175,6 +181,10 @@ class Staging:
             self._make(name, entry)
         except OSError as error:
             raise UnsafeArchive(f"entry {shown(entry.name)} cannot be made: {error.strerror}") from error
+
+    def _check_count(self, entry: Entry) -> None:
+        if self._entries + self._implied > self._limits.entries:
+            raise UnsafeArchive(f"entry {shown(entry.name)} is one more than the {self._limits.entries} that are accepted")
 
     def _make(self, name: Name, entry: Entry) -> None:
         if entry.kind is EntryKind.DIRECTORY:
@@ -195,6 +205,8 @@ class Staging:
                 case EntryKind.SYMLINK:
                     if not entry.target or b"\0" in entry.target:
                         raise UnsafeArchive(f"entry {shown(entry.name)} is a link to nothing")
+                    if len(entry.target) > self._limits.name_bytes:
+                        raise UnsafeArchive(f"entry {shown(entry.name)} is a link to a name of {len(entry.target)} bytes")
                     self._links[_folded(name)] = (name, entry.target)
                 case EntryKind.HARDLINK:
                     self._hard_link(name, parent, entry)
@@ -218,6 +230,9 @@ class Staging:
             known = self._kinds.get(_folded(name[:depth]))
             try:
                 if known is None:
+                    if depth < len(name) or entry.kind is not EntryKind.DIRECTORY:
+                        self._implied += 1
+                        self._check_count(entry)
                     os.mkdir(part, 0o755, dir_fd=here)
                     self._kinds[_folded(name[:depth])] = EntryKind.DIRECTORY
                 elif known is not EntryKind.DIRECTORY:
@@ -311,3 +326,42 @@ def unpack(
         for data in stream:
             staging.receive(data)
         return staging.commit(target, replace=replace)
+
+
+def remove_tree(root: Path) -> None:
+    """Remove a directory of ours with all in it, as far as that can be done; links are not followed.
+
+    Each directory inside is first moved up to `root`: no depth, and no name longer than a system call takes, is in the way.
+    """
+    names = (f".space-remove-{number}" for number in itertools.count())
+    with suppress(OSError):
+        top = os.open(root, _OPEN_DIRECTORY)
+        try:
+            pending = _emptied(top, top, names)
+            while pending:
+                name = pending.pop()
+                with suppress(OSError):
+                    here = os.open(name, _OPEN_DIRECTORY, dir_fd=top)
+                    try:
+                        pending += _emptied(here, top, names)
+                    finally:
+                        os.close(here)
+                    os.rmdir(name, dir_fd=top)
+        finally:
+            os.close(top)
+        root.rmdir()
+
+
+def _emptied(here: int, top: int, names: Iterator[str]) -> list[str]:
+    """Empty a directory: its files are removed, its directories moved to `top`, under the names that are returned."""
+    moved = []
+    for name in os.listdir(here):
+        with suppress(OSError):
+            if not stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
+                os.unlink(name, dir_fd=here)
+                continue
+            os.chmod(name, 0o700, dir_fd=here)  # a directory that may not be written cannot be moved or emptied
+            above = next(names)
+            os.rename(name, above, src_dir_fd=here, dst_dir_fd=top)
+            moved.append(above)
+    return moved

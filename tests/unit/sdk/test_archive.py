@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from space.model.errors import Conflict, InvalidArgument, SpaceError, StreamCut, UnsafeArchive
-from space.sdk.archive import Limits, Staging, leads_out, unpack
+from space.sdk.archive import Limits, Staging, leads_out, remove_tree, unpack
 from space.sdk.pack import pack
 from space.sdk.tarstream import Entry, EntryKind, TarReader
 
@@ -104,6 +104,8 @@ HOSTILE = {
     "link with data": (member("./l", tarfile.SYMTYPE, "x", data=b"y"), "bytes of data"),
     "a long component": (file("./" + "a" * 256), "longer than 255"),
     "a long name": (file("./" + "a/" * 3000 + "b"), "name of 6003 bytes"),
+    "a deep name": (file("./" + "a/" * 1500 + "b") + file("../x"), "lies 1501 levels deep"),
+    "a link to a long name": (pax(linkpath="a/" * 3000) + link("./l", "x"), "link to a name of 6000 bytes"),
     "a huge header": (member("x", tarfile.XHDTYPE, data=bytes(70_000)), "header of 70000 bytes"),
     "a huge long name": (member("x", tarfile.GNUTYPE_LONGNAME, data=bytes(70_000)), "header of 70000 bytes"),
     "a malformed pax header": (member("x", tarfile.XHDTYPE, data=b"99 path=a\n"), "malformed"),
@@ -138,6 +140,31 @@ def test_limits_of_entries_and_bytes(tmp_path: Path) -> None:
     with pytest.raises(UnsafeArchive, match=r"'\./b' takes the tree past 9 bytes"):
         unpack([stream], tmp_path / "no", limits=Limits(total_bytes=9))
     assert os.listdir(tmp_path) == ["ok"]
+
+
+def test_directories_that_names_imply_count_as_entries(tmp_path: Path) -> None:
+    stream = tree(*(file(f"./{number}/" + "d/" * 100 + "f") for number in range(50)))
+    with pytest.raises(UnsafeArchive, match="one more than the 60"):
+        unpack([stream], tmp_path / "no", limits=Limits(entries=60))
+    assert os.listdir(tmp_path) == []
+    unpack([tree(file("./a/b/f"))], tmp_path / "ok", limits=Limits(entries=4))
+    unpack([tree(member("./a", tarfile.DIRTYPE), file("./a/f"))], tmp_path / "named", limits=Limits(entries=3))
+
+
+def test_a_tree_of_any_depth_is_removed_to_the_last_directory(tmp_path: Path) -> None:
+    here = os.open(tmp_path, os.O_RDONLY)
+    for name in ["deep", *["d" * 50] * 1500]:
+        os.mkdir(name, dir_fd=here)
+        inside = os.open(name, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inside
+    os.symlink(tmp_path, "link", dir_fd=here)
+    os.close(here)
+    (tmp_path / "kept").write_text("x")
+    (tmp_path / "deep/closed/inside").mkdir(parents=True)
+    (tmp_path / "deep/closed").chmod(0)
+    remove_tree(tmp_path / "deep")
+    assert os.listdir(tmp_path) == ["kept"]
 
 
 def test_set_id_bits_write_permission_of_others_and_owners_are_dropped(tmp_path: Path) -> None:
