@@ -2,6 +2,7 @@
 
 A row is written before the thing is made and removed after it is confirmed gone, so that at any instant every thing has a row.
 Calls are synchronous on the event loop: a write is a page in the page cache (tens of microseconds), less than handing it to a thread.
+Each raises NoCapacity when the host's disk is full, and Internal for any other fault of the file.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from space.model.errors import Internal, NoCapacity
 from space.model.sandbox import Phase
 
 log = logging.getLogger(__name__)
@@ -87,37 +90,51 @@ class Ledger:
 
     def put(self, record: Record) -> None:
         """Insert or replace the sandbox's row."""
-        self._database.execute("INSERT OR REPLACE INTO sandbox VALUES (?, ?)", (record.sandbox, msgspec.msgpack.encode(record)))
+        self._execute("INSERT OR REPLACE INTO sandbox VALUES (?, ?)", (record.sandbox, msgspec.msgpack.encode(record)))
 
     def forget(self, sandbox: str) -> None:
         """Remove the sandbox's row; idempotent."""
-        self._database.execute("DELETE FROM sandbox WHERE sandbox = ?", (sandbox,))
+        self._execute("DELETE FROM sandbox WHERE sandbox = ?", (sandbox,))
 
     def records(self) -> list[Record]:
         """Every sandbox."""
-        rows = self._database.execute("SELECT record FROM sandbox ORDER BY sandbox")
+        rows = self._execute("SELECT record FROM sandbox ORDER BY sandbox")
         return [msgspec.msgpack.decode(record, type=Record) for (record,) in rows]
 
     def hold(self, holding: Holding) -> None:
         """Write that the thing may be there from now on."""
-        self._database.execute(
+        self._execute(
             "INSERT OR REPLACE INTO holding VALUES (?, ?, ?, ?, ?)",
             (holding.kind.value, holding.name, holding.sandbox, holding.generation, holding.tenant),
         )
 
     def release(self, kind: Kind, name: str) -> None:
         """Write that it is gone; idempotent."""
-        self._database.execute("DELETE FROM holding WHERE kind = ? AND name = ?", (kind.value, name))
+        self._execute("DELETE FROM holding WHERE kind = ? AND name = ?", (kind.value, name))
 
     def holdings(self) -> list[Holding]:
         """Everything held."""
-        rows = self._database.execute("SELECT kind, name, sandbox, generation, tenant FROM holding ORDER BY kind, name")
+        rows = self._execute("SELECT kind, name, sandbox, generation, tenant FROM holding ORDER BY kind, name")
         return [Holding(Kind(kind), name, sandbox, generation, tenant) for kind, name, sandbox, generation, tenant in rows]
 
     def slot_of(self, sandbox: str) -> int | None:
         """The slot that the sandbox holds."""
-        row = self._database.execute("SELECT name FROM holding WHERE kind = 'slot' AND sandbox = ?", (sandbox,)).fetchone()
-        return int(row[0]) if row else None
+        row = self._execute("SELECT name FROM holding WHERE kind = 'slot' AND sandbox = ?", (sandbox,))
+        return int(row[0][0]) if row else None
+
+    def _execute(self, statement: str, values: tuple[object, ...] = ()) -> list[Any]:
+        try:
+            return self._database.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            raise _fault(self._path, error) from error
+
+
+def _fault(path: Path, error: sqlite3.Error) -> NoCapacity | Internal:
+    code = getattr(error, "sqlite_errorcode", None)  # a misuse of ours has none
+    # the second: the index of the log could not grow
+    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE):
+        return NoCapacity("the host's disk is full: the node cannot write its ledger", hint=f"free space below {path.parent}")
+    return Internal(f"the node's ledger cannot be used: {error}", hint=f"look at {path}")
 
 
 def _open(path: Path) -> sqlite3.Connection:

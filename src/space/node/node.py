@@ -183,7 +183,7 @@ class Node:
     def _drop_rows_of_nobody(self, records: dict[str, Record]) -> None:
         for holding in self.around.ledger.holdings():
             if holding.sandbox not in records and holding.sandbox not in self._sandboxes:
-                self.around.ledger.release(holding.kind, holding.name)
+                self.around.releases.row(holding.kind, holding.name)
 
     async def _destroy_orphan(self, op: SandboxOp, slot: int) -> None:
         releases = self.around.releases

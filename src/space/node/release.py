@@ -2,7 +2,8 @@
 
 The same functions serve the normal end, the unwinding of a create that failed, and the sweep after a crash. They are idempotent, a
 cancellation does not tear them, and they are repeated until they have succeeded: the host must not keep anything, whatever
-happens to rootd meanwhile. Callers that answer somebody bound their own waiting.
+happens to rootd meanwhile. A row that cannot be removed is owed, so that a full disk cannot keep a thing on the host.
+Callers that answer somebody bound their own waiting.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from collections.abc import Awaitable, Callable
 from space.model.errors import DeadlineExceeded, SpaceError
 from space.model.rootd import SandboxOp
 from space.node import limits
-from space.node.ledger import Kind, Ledger
+from space.node.ledger import Kind, Ledger, Record
 from space.node.ops import Rootd
+from space.node.owed import Owed
 from space.node.pidfd import Pidfd
 from space.node.shield import to_the_end
 
@@ -28,11 +30,30 @@ class Releases:
     def __init__(self, rootd: Rootd, ledger: Ledger) -> None:
         self._rootd = rootd
         self._ledger = ledger
+        self._owed = Owed()
         self._given_up = False
 
     def give_up(self) -> None:
         """The process is ending: releases that are not done are left to the next node, and their callers are cancelled."""
         self._given_up = True
+        self._owed.give_up()
+
+    def record(self, record: Record) -> None:
+        """Write the sandbox's row, or owe it."""
+        self._owed.write(_row_of(record.sandbox), lambda: self._ledger.put(record))
+
+    async def forget(self, sandbox: str) -> None:
+        """Remove the sandbox's row when all is undone; with it, what is owed of it."""
+
+        async def once() -> None:
+            self._owed.settle(_row_of(sandbox), f"{Kind.VMM} {sandbox}", f"{Kind.FILES} {sandbox}")
+            self._ledger.forget(sandbox)
+
+        await self._until_done(once, f"forget {sandbox}")
+
+    def row(self, kind: Kind, name: str) -> None:
+        """Remove the row of a thing that is gone, or owe that."""
+        self._owed.write(f"{kind} {name}", lambda: self._ledger.release(kind, name))
 
     async def vmm(self, op: SandboxOp) -> None:
         """Kill the VMM and return when it is confirmed dead."""
@@ -54,12 +75,12 @@ class Releases:
                     pidfd.close()
 
         await self._until_done(once, f"kill the VMM of {op.sandbox}")
-        self._ledger.release(Kind.VMM, op.sandbox)
+        self.row(Kind.VMM, op.sandbox)
 
     async def files(self, op: SandboxOp) -> None:
         """Remove directory, disk, sockets and cgroup."""
         await self._until_done(lambda: self._rootd.destroy_sandbox(op.sandbox, op.generation), f"remove the files of {op.sandbox}")
-        self._ledger.release(Kind.FILES, op.sandbox)
+        self.row(Kind.FILES, op.sandbox)
 
     async def namespace(self, slot: int) -> None:
         """Remove the slot's namespace; its number stays taken."""
@@ -68,7 +89,7 @@ class Releases:
     async def slot(self, slot: int) -> None:
         """Remove the slot's namespace and give its number back."""
         await self.namespace(slot)
-        self._ledger.release(Kind.SLOT, str(slot))
+        self.row(Kind.SLOT, str(slot))
 
     async def _until_done(self, step: Callable[[], Awaitable[None]], what: str) -> None:
         async def repeat() -> None:
@@ -84,3 +105,7 @@ class Releases:
             raise asyncio.CancelledError
 
         await to_the_end(repeat(), what)
+
+
+def _row_of(sandbox: str) -> str:
+    return f"record {sandbox}"

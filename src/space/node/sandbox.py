@@ -38,6 +38,8 @@ from space.rpc.node_api import SandboxState
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 _BROKEN = (SandboxDied, ProtocolError)
+# A create that the ledger does not know is given up. Every other transition has happened already, whatever the ledger can take.
+_WRITTEN_FIRST = (Request.BEGIN, Request.READY)
 
 
 class Sandbox:
@@ -50,6 +52,7 @@ class Sandbox:
         self._undo = AsyncExitStack()
         self._machine: Machine | None = None
         self._guest: Guest | None = None
+        self._slot: int | None = None
         self._was_running = False
         loop = asyncio.get_running_loop()
         self._delete_asked: asyncio.Future[None] = loop.create_future()
@@ -63,8 +66,12 @@ class Sandbox:
 
     @classmethod
     def create(cls, record: Record, around: Surroundings) -> Sandbox:
-        """A new one. Its memory has been taken at the gate."""
-        around.ledger.put(record)
+        """A new one. Its memory has been taken at the gate, and goes back when this raises (the ledger cannot be written)."""
+        try:
+            around.ledger.put(record)
+        except BaseException:
+            around.gate.leave(record.sandbox)
+            raise
         sandbox = cls(record, around)
         sandbox._publish()
         sandbox._begin(sandbox._prepare())
@@ -183,7 +190,7 @@ class Sandbox:
         _settle(self._over)
         self._refuse_letters()
         await self._undo_all()
-        self._around.ledger.forget(self.record.sandbox)
+        await self._around.releases.forget(self.record.sandbox)
         self._become(Request.ENDED)
         self._gone.set_result(self._last)
 
@@ -195,7 +202,7 @@ class Sandbox:
                 await around.gate.turn(record.sandbox, DEADLINES[Stage.QUEUE])
             self._become(Request.BEGIN)
             async with self._stage(Stage.SLOT):
-                slot = around.slots.take(record.sandbox, record.generation, record.tenant)
+                slot = self._slot = around.slots.take(record.sandbox, record.generation, record.tenant)
                 self._undo.push_async_callback(around.releases.slot, slot)
                 await around.rootd.create_slot(slot)
             async with self._stage(Stage.DISK):
@@ -212,8 +219,8 @@ class Sandbox:
                 await self._while_alive(self._open_channel(reconnect=False))
             async with self._stage(Stage.CONFIGURE):
                 await self._while_alive(self._configure())
-            self._was_running = True
             self._become(Request.READY)
+            self._was_running = True
         finally:
             around.gate.booted(record.sandbox)
 
@@ -358,7 +365,7 @@ class Sandbox:
         """What a node before this one may have made, in the order of `_prepare`."""
         around = self._around
         self._undo.callback(around.gate.leave, self.record.sandbox)
-        slot = around.ledger.slot_of(self.record.sandbox)
+        slot = self._slot = around.ledger.slot_of(self.record.sandbox)
         if slot is not None:
             self._undo.push_async_callback(around.releases.slot, slot)
         self._undo.push_async_callback(around.releases.files, self.op)
@@ -372,9 +379,8 @@ class Sandbox:
         if self._machine is not None:
             await self._let_go_of(self._machine)
         await around.releases.vmm(self.op)
-        slot = around.ledger.slot_of(self.record.sandbox)
-        if slot is not None:
-            await around.releases.namespace(slot)
+        if self._slot is not None:
+            await around.releases.namespace(self._slot)
         around.gate.leave(self.record.sandbox)
 
     async def _undo_all(self) -> None:
@@ -394,9 +400,12 @@ class Sandbox:
     def _become(self, request: Request, reason: str | None = None) -> None:
         verdict = answer(self.record.phase, request)
         if isinstance(verdict, Accept):
-            self.record = msgspec.structs.replace(self.record, phase=verdict.phase, reason=reason or self.record.reason)
-            if verdict.phase is not Phase.GONE:
-                self._around.ledger.put(self.record)
+            record = msgspec.structs.replace(self.record, phase=verdict.phase, reason=reason or self.record.reason)
+            if request in _WRITTEN_FIRST:
+                self._around.ledger.put(record)
+            elif verdict.phase is not Phase.GONE:
+                self._around.releases.record(record)
+            self.record = record
             self._publish()
 
     def _fail(self, error: Exception) -> None:
