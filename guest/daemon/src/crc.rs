@@ -45,13 +45,13 @@ impl Crc32 {
         let steps = bytes.chunks_exact(STEP);
         let rest = steps.remainder();
         for step in steps {
-            let mut next = 0;
-            let head = crc.to_le_bytes();
-            for (at, byte) in step.iter().enumerate() {
-                let byte = if at < 4 { byte ^ head[at] } else { *byte };
-                next ^= TABLES[STEP - 1 - at][byte as usize];
+            // Two loads of eight bytes: under emulation every load has a price, whatever its size.
+            let word = |at: usize| step[at..at + 8].iter().rev().fold(0_u64, |word, byte| (word << 8) | u64::from(*byte));
+            let (first, second) = (word(0) ^ u64::from(crc), word(8));
+            crc = 0;
+            for at in 0..8 {
+                crc ^= TABLES[15 - at][(first >> (8 * at) & 0xff) as usize] ^ TABLES[7 - at][(second >> (8 * at) & 0xff) as usize];
             }
-            crc = next;
         }
         for byte in rest {
             crc = TABLES[0][((crc ^ u32::from(*byte)) & 0xff) as usize] ^ (crc >> 8);
