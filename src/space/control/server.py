@@ -23,6 +23,7 @@ import uvloop
 
 from space import __version__
 from space.config import instance as instances
+from space.config.hold import hold
 from space.config.instance import DATA_ROOT, RUN_ROOT, Instance
 from space.config.settings import Settings, load_effective
 from space.control import http, openapi
@@ -152,6 +153,7 @@ def main() -> int:
     listener = socket.socket(fileno=options.listen_fd)
     listener.set_inheritable(False)
     try:
+        hold(instance.control_data, "control")
         uvloop.run(run(instance, load_effective(instance), listener, options.ready_fd))
     except (SpaceError, Refused) as error:
         log.error("%s", error)  # noqa: TRY400 - its words are enough

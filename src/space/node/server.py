@@ -24,6 +24,7 @@ import uvloop
 
 from space.config import instance as instances
 from space.config.artefacts import Store
+from space.config.hold import hold
 from space.config.instance import DATA_ROOT, RUN_ROOT, Instance
 from space.config.settings import Settings, load_effective
 from space.core.lifecycle.admission import Capacity
@@ -165,6 +166,7 @@ def main(trace: Trace = no_trace) -> int:
     listener = socket.socket(fileno=options.listen_fd)
     listener.set_inheritable(False)
     try:
+        hold(instance.node_data, "node")
         uvloop.run(run(instance, load_effective(instance), listener, options.ready_fd, trace))
     except SpaceError as error:
         log.error("%s", error)  # noqa: TRY400 (its words are enough)

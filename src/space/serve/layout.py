@@ -16,13 +16,16 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import time
 from pathlib import Path
 
 from space.config.instance import Instance
 from space.config.settings import Settings
+from space.host import namespaces
 from space.model.errors import Conflict, InvalidArgument
 
 BACKLOG = 512
+_LINGERS = 5.0
 
 
 def make_directories(instance: Instance) -> None:
@@ -52,10 +55,13 @@ def _directory(path: Path, owner: int, mode: int) -> None:
 def lock(instance: Instance) -> int:
     """Hold the instance for this process, for as long as the descriptor is open; Conflict names who holds it already."""
     descriptor = os.open(instance.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+    deadline = time.monotonic() + _LINGERS
+    while not _locked(descriptor):
+        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+        # A serve that was killed between fork and exec of a service leaves a child that holds the lock until it notices.
+        if holder.isdigit() and namespaces.start_time(int(holder)) is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+            continue
         os.close(descriptor)
         raise Conflict(
             f"instance {instance.name} is served already, by pid {holder}", hint="stop that one, or take another name with --instance"
@@ -63,6 +69,14 @@ def lock(instance: Instance) -> int:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def listen(instance: Instance, role: str, settings: Settings) -> socket.socket:

@@ -106,7 +106,7 @@ def run(instance: Instance, settings: config.Settings, request: Request, command
     if settings.accelerator == "auto":
         verdict.hand_on(instance)
     with ExitStack() as undo:
-        listeners = {role.name: _listener(instance, role, settings, adopted.get(role.name)) for role in roles}
+        listeners = {role.name: _listener(instance, role, settings, adopted) for role in roles}
         for listener in listeners.values():
             undo.enter_context(listener)
 
@@ -156,14 +156,18 @@ def _adopt(instance: Instance, roles: Sequence[Role], build: str) -> dict[str, P
     return adopted
 
 
-def _listener(instance: Instance, role: Role, settings: config.Settings, holder: Process | None) -> socket.socket:
+def _listener(instance: Instance, role: Role, settings: config.Settings, adopted: dict[str, Process]) -> socket.socket:
     """The role's listener: the one that an adopted service holds, so that no waiting connection is lost, else a new one."""
-    from space.serve.service import LISTEN_FD
+    from space.serve.service import LISTEN_FD, ended
 
-    if holder is not None:
+    if (holder := adopted.get(role.name)) is not None:
         try:
             return socket.socket(fileno=kernel.fetch_descriptor(holder.pidfd, LISTEN_FD))
         except OSError as error:
+            if ended(holder, 2.0):  # it was on its way out when it was found, or had never begun
+                holder.close()
+                del adopted[role.name]
+                return layout.listen(instance, role.name, settings)
             raise Internal(f"cannot take over the listener of {role.name} (pid {holder.pid}): {error}", hint="end that process") from error
     return layout.listen(instance, role.name, settings)
 

@@ -68,32 +68,47 @@ def module_command(instance: str) -> Command:
     return command
 
 
-def start(role: Role, command: Command, listener: socket.socket, log: Path) -> Process:
-    """Start it; it is not ready yet. OSError when the process cannot be made."""
+def start(role: Role, command: Command, listener: socket.socket, log: Path, record: Callable[[Process], None] = lambda _: None) -> Process:
+    """Start it; it is not ready yet. OSError when the process cannot be made.
+
+    The child waits until `record` has returned: if this process dies before, so does the child, and none runs that nobody knows of.
+    """
     ready_read, ready_write = os.pipe2(os.O_CLOEXEC)
     log_fd = _open_log(log)
     argv = command(role, LISTEN_FD, READY_FD)
+    go_read, go = os.pipe2(os.O_CLOEXEC)
     try:
         pid = os.fork()
         if pid == 0:
-            _become(role, argv, listener.fileno(), ready_write, log_fd)
+            os.close(go)
+            _become(role, argv, go_read, listener.fileno(), ready_write, log_fd)
+        # The child is ours and unreaped: its pid cannot mean anybody else yet.
+        process = Process(role, pid, os.pidfd_open(pid), namespaces.start_time(pid) or 0, ready_read)
+        try:
+            record(process)
+        except BaseException:
+            os.close(process.pidfd)
+            raise
+        with suppress(BrokenPipeError):  # it was killed meanwhile, which its pidfd says
+            os.write(go, b"g")
     except BaseException:
         os.close(ready_read)
         raise
     finally:
-        os.close(ready_write)
-        os.close(log_fd)
-    # The child is ours and unreaped: its pid cannot mean anybody else yet.
-    return Process(role, pid, os.pidfd_open(pid), namespaces.start_time(pid) or 0, ready_read)
+        for descriptor in (ready_write, log_fd, go_read, go):
+            os.close(descriptor)
+    return process
 
 
-def _become(role: Role, argv: list[str], listener: int, ready: int, log: int) -> None:
-    """In the child: become the service. Never returns."""
+def _become(role: Role, argv: list[str], go: int, listener: int, ready: int, log: int) -> None:
+    """In the child: wait for a byte on `go`, then become the service. Never returns."""
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
+        if os.read(go, 1) != b"g":
+            os._exit(1)  # serve died, or failed, before this process was recorded
         _arrange_descriptors(listener, ready, log)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         # A container may withhold CAP_SYS_RESOURCE: then the limit that we were given is what there is.

@@ -52,7 +52,7 @@ class _Post:
 
 
 class Supervisor:
-    """Owns the services of one instance. `changed` is told the running processes after each start; `say` gets sentences."""
+    """Owns the services of one instance. `changed` is told the running processes before a new one does anything; `say` gets sentences."""
 
     def __init__(
         self,
@@ -154,9 +154,13 @@ class Supervisor:
     def _start(self, post: _Post) -> None:
         post.due, post.ready, post.note, post.since = None, False, b"", time.monotonic()
         name = post.role.name
-        post.process = process = start(post.role, self._command, self._listeners[name], self._log(name))
+
+        def record(process: Process) -> None:
+            others = [other.process for other in self._posts.values() if other.process is not None]
+            self._changed([*others, process])
+
+        post.process = process = start(post.role, self._command, self._listeners[name], self._log(name), record)
         self._watch(post, process)
-        self._changed([other.process for other in self._posts.values() if other.process is not None])
 
     def _restart(self, post: _Post) -> None:
         try:

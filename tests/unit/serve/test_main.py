@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,9 +17,10 @@ import pytest
 
 from space.config.instance import Instance
 from space.config.settings import Settings
+from space.host import namespaces
 from space.serve import layout, records
 from space.serve.main import Request, address, parse, run
-from space.serve.service import Command
+from space.serve.service import Command, log_tail
 
 Commands = Callable[..., Command]
 Ask = Callable[[Path | tuple[str, int]], dict[str, object]]
@@ -125,6 +126,29 @@ def test_a_killed_serve_leaves_the_services_and_the_next_one_adopts_them(instanc
     assert ask(instance.rootd_socket)["pid"] == before["rootd"]
     os.kill(two.pid, signal.SIGTERM)
     assert two.wait() == 0
+
+
+def test_a_service_that_is_not_recorded_dies_with_its_serve_before_it_does_anything(
+    instance: Instance, command: Commands, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lost = tmp_path / "lost"
+
+    def save(_: Path, running: Iterable[records.Record]) -> None:
+        for record in running:
+            if record.role == "node":
+                lost.write_text(f"{record.pid} {record.started}")
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(records, "save", save)
+    one = Serve(instance, Settings(port=0), command({"node": "dies at once"}))  # and says so in its log
+    assert one.wait() == -signal.SIGKILL
+    one.close()
+    pid, started = map(int, lost.read_text().split())
+    unknown = namespaces.open_process(pid, started)
+    if unknown is not None:
+        assert namespaces.wait_ended(unknown, 10)
+        os.close(unknown)
+    assert log_tail(instance.log / "node.log") == ""
 
 
 def test_a_service_that_died_while_nobody_watched_is_started_on_a_new_listener(
