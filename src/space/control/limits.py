@@ -45,6 +45,8 @@ CREATE_SECONDS: Final = 300.0
 DELETE_SECONDS: Final = 30.0
 CALL_SECONDS: Final = 30.0
 RETENTION_SECONDS: Final = 3600
+# Ended sandboxes that are kept for a tenant, the latest: a client that fails in a loop must not fill the store.
+ENDED_PER_TENANT: Final = 1000
 IDEMPOTENCY_SECONDS: Final = 86_400
 HEARTBEAT_SECONDS: Final = 5.0
 # The guest neither takes nor gives a byte of a tree for this long.

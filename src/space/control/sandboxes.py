@@ -4,8 +4,8 @@
     delete: desired = gone (on the disk) -> node.delete -> gone;   also at the end of its time to live
     node up: every row is compared with the node's list (`decide`); what is wanted and absent failed, what is there and unwanted is deleted
 
-This object owns every live record, on the event loop; rows that have ended are in the store alone and are pruned after an
-hour. Every public call takes the tenant first: what belongs to another one is not found, by construction.
+This object owns every live record, on the event loop; rows that have ended are in the store alone, and are pruned after an
+hour or when the tenant has too many. Every public call takes the tenant first: what belongs to another one is not found, by construction.
 """
 
 from __future__ import annotations
@@ -13,17 +13,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from space.control import decide, limits, listing, records
 from space.control.link import LinkLost, NodeLink
 from space.control.records import UNWANTED, WANTED, Record, Repeat
 from space.control.store.store import Store
-from space.control.timers import Timers
-from space.model.errors import Conflict, DeadlineExceeded, Gone, NoCapacity, NotFound, SandboxDied, SpaceError, Unavailable
+from space.control.timers import Timer, Timers
+from space.model.errors import (
+    Conflict,
+    DeadlineExceeded,
+    Gone,
+    InvalidArgument,
+    NoCapacity,
+    NotFound,
+    SandboxDied,
+    SpaceError,
+    TooLarge,
+    Unavailable,
+)
 from space.model.ids import new_sandbox_id
 from space.model.sandbox import Phase, SandboxInfo, SandboxSpec
 from space.rpc.node_api import Create, Empty, NodeInfo, SandboxList, SandboxState, Target
@@ -32,6 +44,7 @@ log = logging.getLogger("space.control.sandboxes")
 _SETTLED = frozenset({Phase.RUNNING, Phase.PAUSED, Phase.GONE, Phase.FAILED})
 _DELETE_AGAIN_SECONDS = 5.0
 _PREPARING_SECONDS = 0.05
+_NEVER_BEGUN = (InvalidArgument, NotFound, TooLarge)  # of these a node's words before `preparing` mean that it made nothing
 
 
 class Entry:
@@ -45,6 +58,7 @@ class Entry:
         self.fault: SpaceError | None = None
         self.seen = -1  # the node's revision of the last level, within this session
         self.promised: asyncio.Task[None] | None = None
+        self.expiry: Timer | None = None
         self._moved = asyncio.Event()
 
     def move(self, record: Record) -> None:
@@ -81,6 +95,7 @@ class Sandboxes:
         self._observe_stages: Callable[[dict[str, float]], None] = lambda stages: None
         self._retention = retention
         self._live: dict[str, Entry] = {}
+        self._ended: dict[str, deque[str]] = {}  # by tenant, the oldest first: what the store keeps
         self._repeats: dict[tuple[str, str], Repeat] = {}
         self._deleting: set[str] = set()
         self._burying = 0  # ended, and not committed yet
@@ -94,12 +109,12 @@ class Sandboxes:
         self._observe_stages = observe_stages
         found, repeats = await self._store.read(records.everything)
         used = {repeat.sandbox: repeat for repeat in repeats}
-        for record in found:
+        for record in sorted(found, key=lambda record: record.ended_us or 0):
             if record.ended:
                 self._prune_later(record)
             else:
-                self._live[record.id] = Entry(record, used.get(record.id))
-                self._expire_later(record)
+                entry = self._live[record.id] = Entry(record, used.get(record.id))
+                self._expire_later(entry)
         for repeat in repeats:
             self._remember(repeat)
 
@@ -151,7 +166,7 @@ class Sandboxes:
         except SpaceError as error:
             self._forget(entry, error)
             raise
-        self._expire_later(record)
+        self._expire_later(entry)
         self._spawn(self._drive(entry, keep_refused=not wait), f"create {record.id}")
         return await self._running(entry) if wait else entry.record.info()
 
@@ -262,14 +277,15 @@ class Sandboxes:
             await self._settle(entry)
         except TimeoutError:
             self._fail(entry, DeadlineExceeded(f"the sandbox was not running after {limits.CREATE_SECONDS:g} s"))
-        except (NoCapacity, Unavailable) as error:
-            if keep_refused or entry.record.desired == UNWANTED:
-                self._fail(entry, error)
-            else:
+        except SpaceError as error:
+            refused = isinstance(error, NoCapacity | Unavailable) or (
+                isinstance(error, _NEVER_BEGUN) and entry.record.phase is Phase.REQUESTED
+            )
+            if refused and not keep_refused and entry.record.desired == WANTED:
                 await self._store.write(lambda connection: records.remove(connection, record.id))
                 self._forget(entry, error)
-        except SpaceError as error:
-            self._fail(entry, error)
+            else:
+                self._fail(entry, error)
         finally:
             entry.creating = False
 
@@ -299,6 +315,7 @@ class Sandboxes:
     def _forget(self, entry: Entry, fault: SpaceError) -> None:
         """Nothing was kept: the caller's answer says why."""
         self._release(entry)
+        self._settled(entry)
         entry.fault = fault
         self._live.pop(entry.record.id, None)
         entry.move(entry.record.changed(phase=Phase.FAILED, reason=fault.message))
@@ -359,6 +376,7 @@ class Sandboxes:
                 self._release(entry)
             self._live.pop(record.id, None)
             self._burying -= 1
+            self._settled(entry)
             entry.move(record)
             self._prune_later(record)
 
@@ -426,8 +444,14 @@ class Sandboxes:
         record = entry.record
         self._post(lambda connection: records.save(connection, record))
 
-    def _expire_later(self, record: Record) -> None:
-        self._timers.at(record.expires_us / 1e6, lambda: self._expire(record.id))
+    def _expire_later(self, entry: Entry) -> None:
+        # By its id: an action that held the record would keep it, environment and all, for a day after its end.
+        entry.expiry = self._timers.at(entry.record.expires_us / 1e6, partial(self._expire, entry.record.id))
+
+    def _settled(self, entry: Entry) -> None:
+        if entry.expiry is not None:
+            self._timers.cancel(entry.expiry)
+            entry.expiry = None
 
     def _expire(self, sandbox: str) -> None:
         entry = self._live.get(sandbox)
@@ -437,7 +461,20 @@ class Sandboxes:
 
     def _prune_later(self, record: Record) -> None:
         ended = (record.ended_us or record.created_us) / 1e6
-        self._timers.at(ended + self._retention, lambda: self._post(lambda connection: records.prune(connection, record.id)))
+        kept = self._ended.setdefault(record.tenant, deque())
+        kept.append(record.id)
+        self._timers.at(ended + self._retention, partial(self._prune, record.tenant, record.id))
+        if len(kept) > limits.ENDED_PER_TENANT:
+            self._prune(record.tenant, kept[0])
+
+    def _prune(self, tenant: str, sandbox: str) -> None:
+        kept = self._ended.get(tenant, ())
+        if sandbox not in kept:
+            return  # there were too many, and it went before its time
+        self._ended[tenant].remove(sandbox)
+        if not self._ended[tenant]:
+            del self._ended[tenant]
+        self._post(lambda connection: records.prune(connection, sandbox))
 
     def _remember(self, repeat: Repeat) -> None:
         self._repeats[(repeat.tenant, repeat.key)] = repeat

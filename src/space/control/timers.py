@@ -12,23 +12,46 @@ from collections.abc import Callable
 _LONGEST_SLEEP = 60.0
 
 
+class Timer:
+    """Something that is due; without an action once it was cancelled."""
+
+    __slots__ = ("action",)
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self.action: Callable[[], object] | None = action
+
+
 class Timers:
-    """A heap of (time, action). Actions are short and do not raise."""
+    """A heap of (time, timer). Actions are short and do not raise."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
-        self._heap: list[tuple[float, int, Callable[[], object]]] = []
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._cancelled = 0
         self._order = itertools.count()
         self._handle: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def at(self, when: float, action: Callable[[], object]) -> None:
+    def at(self, when: float, action: Callable[[], object]) -> Timer:
         """Run `action` at `when` (UNIX seconds), or in the next turn of the loop if that is past."""
-        heapq.heappush(self._heap, (when, next(self._order), action))
-        if self._heap[0][2] is action:
+        timer = Timer(action)
+        heapq.heappush(self._heap, (when, next(self._order), timer))
+        if self._heap[0][2] is timer:
             self._arm()
+        return timer
+
+    def cancel(self, timer: Timer) -> None:
+        """Do not run it, and let go of what it would do. Idempotent, also after it has run."""
+        if timer.action is None:
+            return
+        timer.action = None
+        self._cancelled += 1
+        if self._cancelled * 2 > len(self._heap):
+            self._heap = [item for item in self._heap if item[2].action is not None]
+            heapq.heapify(self._heap)
+            self._cancelled = 0
 
     def close(self) -> None:
         """Forget everything."""
@@ -47,6 +70,10 @@ class Timers:
     def _due(self) -> None:
         self._handle = None
         while self._heap and self._heap[0][0] <= self._now():
-            _, _, action = heapq.heappop(self._heap)
-            action()
+            _, _, timer = heapq.heappop(self._heap)
+            action, timer.action = timer.action, None
+            if action is None:
+                self._cancelled -= 1
+            else:
+                action()
         self._arm()

@@ -17,6 +17,8 @@ from space.model.sandbox import (
     DEFAULT_MEMORY_MIB,
     DEFAULT_TEMPLATE,
     DEFAULT_TTL_SECONDS,
+    MAX_ARGUMENTS,
+    VARIABLE_BYTES,
     SandboxInfo,
     SandboxSpec,
 )
@@ -27,7 +29,6 @@ _METADATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}\Z")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}\Z")
 # The kernel's limit for arguments and environment together is a quarter of the stack's: 2 MiB. One string: 128 KiB.
 _MAX_STRING = 128 * 1024 - 1
-_MAX_ENV = 256 * 1024
 
 
 class CreateRequest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -227,9 +228,11 @@ def _environment(env: Mapping[str, str]) -> dict[str, str]:
         if not _ENV_NAME.match(name):
             raise InvalidArgument(f"env: {name[:64]!r} is no name of a variable")
         _check_text(f"env.{name[:64]}", value)
-        total += len(name) + len(value)
-    if total > _MAX_ENV:
-        raise InvalidArgument(f"env: {total} characters are more than {_MAX_ENV}")
+        total += len(name) + len(value.encode()) + VARIABLE_BYTES
+    if total > MAX_ARGUMENTS:
+        raise InvalidArgument(
+            f"env: {total} bytes ({VARIABLE_BYTES} of them for each variable) are more than {MAX_ARGUMENTS}", hint="upload it as a file"
+        )
     return dict(env)
 
 

@@ -20,6 +20,9 @@ DEFAULT_MEMORY_MIB = 512
 DEFAULT_DISK_MIB = 2048
 DEFAULT_TTL_SECONDS = 3600
 MAX_STDIN = 16 * MIB
+# Bytes of arguments and environment that fit a frame of the guest's control pipe beside the rest; a variable takes VARIABLE_BYTES more.
+MAX_ARGUMENTS = 60 * 1024
+VARIABLE_BYTES = 8
 
 
 class Phase(StrEnum):

@@ -15,12 +15,12 @@ import msgspec
 
 from space.core.wire import guest as wire
 from space.model.errors import DeadlineExceeded, InvalidArgument, ProtocolError, SpaceError, TooLarge
+from space.model.sandbox import MAX_ARGUMENTS as _MOST_REQUEST
 from space.node import limits
 from space.node.vmm.seam import Pipe
 from space.rpc import node_api as api
 from space.rpc.session import Session, Stream
 
-_MOST_REQUEST = 60 * 1024  # bytes of argv and environment that fit a frame of the control pipe beside the rest
 _ENTROPY = 64
 
 

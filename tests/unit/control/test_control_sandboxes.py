@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
-from space.model.errors import NoCapacity
+from space.control import limits, wire
+from space.control.records import Record
+from space.model.errors import InvalidArgument, NoCapacity
+from space.node.guest import environment_fits
 from space.testing.simcontrol import World, controlled, dialogue, until
 
 
@@ -74,6 +78,63 @@ async def test_a_refused_create_keeps_nothing_and_a_failed_one_stays_listed(worl
 async def test_an_unknown_template_is_not_found(world: World) -> None:
     answer = await world.client.post("/v1/sandboxes", json={"template": "nowhere"})
     assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+    assert (await world.client.get("/v1/sandboxes")).json()["sandboxes"] == []
+
+
+@dialogue()
+async def test_what_the_node_refuses_before_it_begins_is_not_kept(world: World) -> None:
+    world.node.refuse_create = InvalidArgument("disk_mib is 512 (the size of template base) to 65536, not 100")
+    answer = await world.client.post("/v1/sandboxes", json={"disk_mib": 100}, headers={"Idempotency-Key": "k"})
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_argument")
+    assert (await world.client.get("/v1/sandboxes")).json()["sandboxes"] == []
+    promised = (await world.client.post("/v1/sandboxes?wait=false", json={"disk_mib": 100})).json()["id"]
+
+    async def has_failed() -> bool:
+        return await world.phase(promised) == "failed"  # whoever did not wait learns it here
+
+    await until(has_failed)
+    world.node.refuse_create = None
+    assert (await world.client.post("/v1/sandboxes", json={"disk_mib": 100}, headers={"Idempotency-Key": "k"})).status_code == 201
+
+
+@dialogue()
+async def test_an_environment_that_no_guest_takes_is_refused_before_anything_is_stored(world: World) -> None:
+    answer = await world.client.post("/v1/sandboxes", json={"env": {"A": "x" * 100_000}})
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_argument")
+    assert "env: 100009 bytes" in answer.json()["detail"]
+    assert world.node.created == 0
+    assert (await world.client.get("/v1/sandboxes")).json()["sandboxes"] == []
+
+
+@pytest.mark.parametrize("env", [{"A": "ü" * 30_000}, {f"V{n}": "x" * n for n in range(310)}, {f"V{n}": "" for n in range(4000)}, {}])
+def test_an_environment_that_control_admits_fits_the_node(env: dict[str, str]) -> None:
+    try:
+        wire.check_process(wire.ProcessRequest(["true"], env=env))
+    except InvalidArgument:
+        pytest.fail("chosen to be admitted")
+    environment_fits(env)
+
+
+@dialogue()
+async def test_a_tenant_keeps_only_so_many_that_have_ended_and_their_timers_hold_no_record(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "ENDED_PER_TENANT", 2)
+    assert world.services is not None
+    made = [await world.create(env={"A": "x"}) for _ in range(4)]
+    for sandbox in made:
+        await world.client.delete(f"/v1/sandboxes/{sandbox}")
+
+    async def are_listed() -> bool:
+        return [one["id"] for one in (await world.client.get("/v1/sandboxes")).json()["sandboxes"]] == [made[3], made[2]]
+
+    await until(are_listed)
+
+    def are_let_go() -> bool:
+        gc.collect()
+        return not [found for found in gc.get_objects() if isinstance(found, Record) and found.id in made]
+
+    await until(are_let_go)
 
 
 @dialogue(max_sandboxes=2)
