@@ -151,7 +151,12 @@ def _plan(place: Place, record: Record, accelerator: str, descriptors: tuple[int
 def _spawn(place: Place, record: Record, plan: jail.Jail) -> tuple[int, int]:
     go_reader, go = os.pipe()
     errors, errors_writer = os.pipe()
-    pid = _fork_into_new_pids()
+    try:
+        pid = _fork_into_new_pids()
+    except BaseException:
+        for descriptor in (go_reader, go, errors, errors_writer):
+            os.close(descriptor)
+        raise
     if pid == 0:
         os.close(go)
         jail.become(plan, go_reader, errors_writer)
@@ -184,13 +189,15 @@ def _spawn(place: Place, record: Record, plan: jail.Jail) -> tuple[int, int]:
 
 
 def _fork_into_new_pids() -> int:
-    """fork, with the child as the first process of a new PID namespace."""
-    own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    """fork, with the child as the first process of a new PID namespace. However it ends, our next child is in our own again."""
+    own, pid = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC), -1
     try:
         syscalls.unshare(syscalls.CLONE_NEWPID)
-        pid = os.fork()
-        if pid != 0:
-            syscalls.setns(own, syscalls.CLONE_NEWPID)
+        try:
+            pid = os.fork()
+        finally:
+            if pid != 0:
+                syscalls.setns(own, syscalls.CLONE_NEWPID)
         return pid
     finally:
         os.close(own)
