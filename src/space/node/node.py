@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from dataclasses import replace
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -17,12 +17,11 @@ from space.config.artefacts import Store, TemplateManifest
 from space.core.lifecycle import recovery
 from space.core.lifecycle.recovery import Adopt, Destroy, DestroyOrphan, Fail, Found, FreeSlot, Keep, Row
 from space.core.lifecycle.table import Refuse, Request, answer
-from space.model.errors import Conflict, DeadlineExceeded, InvalidArgument, NotFound, SandboxDied
-from space.model.ids import new_sandbox_id, sandbox_id, template_name, tenant_id
+from space.model.errors import Conflict, InvalidArgument, NotFound, SpaceError
+from space.model.ids import sandbox_id, template_name, tenant_id
 from space.model.rootd import SandboxOp
 from space.model.sandbox import DEFAULT_TEMPLATE, MIB, Phase
-from space.node import limits
-from space.node.board import Board
+from space.node import probe
 from space.node.guest import environment_fits
 from space.node.ledger import Record
 from space.node.sandbox import Sandbox
@@ -32,9 +31,6 @@ from space.rpc.node_api import Create, NodeInfo, SandboxState, Target
 
 log = logging.getLogger(__name__)
 
-# No tenant has this name (it does not begin with a letter): guests that only try out KVM.
-_PROBE_TENANT = "-probe"
-_PROBE_MEMORY_MIB = 256
 _LEAST_MEMORY_MIB = 64  # a guest kernel with its initramfs does not come up with less
 _MOST_CPUS = 64
 _MOST_DISK_MIB = 1 << 20  # 1 TiB, rootd's limit
@@ -48,7 +44,7 @@ class Node:
         self._store = store
         self._sandboxes: dict[str, Sandbox] = {}
         self._background: set[asyncio.Task[None]] = set()
-        around.accelerators.probe_with(self._probe_kvm)
+        around.accelerators.probe_with(lambda kernel: probe.probe_kvm(around, store, kernel))
 
     # -- sandboxes -----------------------------------------------------------------------------------------------
 
@@ -97,7 +93,10 @@ class Node:
         """What an operator reads."""
         templates = self._store.templates()
         chosen = next((each for each in templates if each.name == DEFAULT_TEMPLATE), templates[0] if templates else None)
-        accelerator = (await self.around.accelerators.decide(chosen.kernel)).accelerator if chosen is not None else "tcg"
+        accelerator = "tcg"  # while it is not known, the node promises no more than that
+        if chosen is not None:
+            with suppress(SpaceError):
+                accelerator = (await self.around.accelerators.decide(chosen.kernel)).accelerator
         gate = self.around.gate
         return NodeInfo(
             isolation=isolation(accelerator),
@@ -192,41 +191,6 @@ class Node:
         if not any(self.around.ledger.slot_of(name) == slot for name in self._sandboxes):
             await releases.slot(slot)
 
-    # -- KVM -----------------------------------------------------------------------------------------------------
-
-    async def _probe_kvm(self, kernel: str) -> None:
-        """Boot a guest with KVM and undo it. Raises what kept it from saying hello in time."""
-        manifest = next((each for each in self._store.templates() if each.kernel == kernel), None)
-        if manifest is None:
-            raise NotFound(f"no template boots kernel {kernel}")
-        # on a board of its own: nobody else is to see it
-        around = replace(self.around, board=Board())
-        name = new_sandbox_id()
-        around.gate.enter(name, _PROBE_MEMORY_MIB)
-        record = Record(
-            sandbox=name,
-            tenant=_PROBE_TENANT,
-            generation=1,
-            template=manifest.name,
-            digest=manifest.digest,
-            cpus=1,
-            memory_mib=_PROBE_MEMORY_MIB,
-            disk_mib=-(-manifest.disk_bytes // MIB),
-            env={},
-            phase=Phase.REQUESTED,
-            accelerator="kvm",
-        )
-        sandbox = Sandbox.create(record, around)
-        try:
-            async with asyncio.timeout(limits.KVM_PROBE):
-                await sandbox.opened()
-            if sandbox.phase is not Phase.RUNNING:
-                raise SandboxDied(sandbox.record.reason or "it ended")
-        except TimeoutError:
-            raise DeadlineExceeded(f"no hello within {limits.KVM_PROBE:.0f} s") from None
-        finally:
-            await sandbox.delete()
-
     async def stop(self, seconds: float) -> None:
         """Undo what is half made, at most so long, and let go of the rest, which runs on for the next node."""
         half = [each for each in self._sandboxes.values() if each.phase not in (Phase.RUNNING, Phase.PAUSED, Phase.FAILED)]
@@ -244,4 +208,4 @@ class Node:
 
 def _as_left(record: Record) -> Record:
     """A row as a recovery sees it: nobody waits for a probe."""
-    return msgspec.structs.replace(record, phase=Phase.DELETING) if record.tenant == _PROBE_TENANT else record
+    return msgspec.structs.replace(record, phase=Phase.DELETING) if record.tenant == probe.TENANT else record

@@ -52,6 +52,7 @@ class Sandbox:
         self._undo = AsyncExitStack()
         self._machine: Machine | None = None
         self._guest: Guest | None = None
+        self.fault: SpaceError | None = None  # what it failed of, where that is no mistake of ours
         self._slot: int | None = None
         self._was_running = False
         loop = asyncio.get_running_loop()
@@ -411,6 +412,7 @@ class Sandbox:
     def _fail(self, error: Exception) -> None:
         if isinstance(error, TimeoutError):
             error = DeadlineExceeded("it was not usable in time after the node's restart")
+        self.fault = error if isinstance(error, SpaceError) else None
         reason = str(error) if isinstance(error, SpaceError) else f"a fault of the node: {type(error).__name__}"
         tail = last_lines(self._machine.serial()) if self._machine is not None else []
         log.warning(

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from space.model.errors import DeadlineExceeded, ProtocolError, SandboxDied
+from space.model.errors import DeadlineExceeded, NoCapacity, ProtocolError, SandboxDied, Unavailable
 from space.node import limits
 from space.node.pidfd import Pidfd
 from space.node.vmm.accelerator import Accelerators, Verdict, load, without_probe
@@ -209,9 +209,9 @@ def test_when_a_probe_is_needed(setting: str, device: bool, cached: Verdict | No
 async def test_a_probe_runs_once_and_its_finding_is_kept(tmp_path: Path) -> None:
     probed: list[str] = []
 
-    async def probe(kernel: str) -> None:
+    async def probe(kernel: str) -> str:
         probed.append(kernel)
-        raise DeadlineExceeded("no hello within 5 s")
+        return "no hello within 5 s"
 
     accelerators = Accelerators("auto", tmp_path, device_is_there=True, boot_id="boot")
     accelerators.probe_with(probe)
@@ -222,3 +222,20 @@ async def test_a_probe_runs_once_and_its_finding_is_kept(tmp_path: Path) -> None
     later.probe_with(probe)
     assert (await later.decide("k1")) == verdicts[0] == load(tmp_path)
     assert probed == ["k1"]
+
+
+async def test_a_probe_that_learned_nothing_degrades_no_sandbox_and_is_repeated(tmp_path: Path) -> None:
+    faults: list[Exception] = [NoCapacity("the host is full"), OSError(24, "too many open files")]
+
+    async def probe(kernel: str) -> None:
+        if faults:
+            raise faults.pop(0)
+
+    accelerators = Accelerators("auto", tmp_path, device_is_there=True, boot_id="boot")
+    accelerators.probe_with(probe)
+    with pytest.raises(NoCapacity, match="cannot try out this host's /dev/kvm: the host is full"):
+        await accelerators.decide("k1")
+    with pytest.raises(Unavailable, match="too many open files"):
+        await accelerators.decide("k1")
+    assert load(tmp_path) is None
+    assert (await accelerators.decide("k1")).accelerator == "kvm"

@@ -2,6 +2,8 @@
 
 A `/dev/kvm` that opens, and even makes a VM, may have no hardware behind it. So a guest decides: booted with KVM it must say hello
 within `limits.KVM_PROBE`, once per boot of the host and per guest kernel. The verdict is kept in the node's data, where doctor reads it.
+A probe that learned nothing (the host was full, say) leaves no verdict: what asked for one fails, and the next one probes again. A
+sandbox is not given the weaker accelerator because of a fault that passes.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from space.model.errors import SpaceError
+from space.model.errors import SpaceError, Unavailable
 
 log = logging.getLogger(__name__)
 
 HARDWARE = "hardware-virtualized"
 EMULATED = "emulated (development only)"
 _FILE = "accelerator.json"
+_UNTRIED = "try again; the setting `accelerator` decides without a probe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +36,9 @@ class Verdict:
     kernel: str
 
 
-# Boots a guest of this kernel's template with KVM and returns when it has said hello; raises when it has not. Leaves nothing.
-Probe = Callable[[str], Awaitable[None]]
+# Boots a guest of this kernel's template with KVM: None when it said hello, else why it did not; raises when it could not be tried.
+# Leaves nothing.
+Probe = Callable[[str], Awaitable[str | None]]
 
 
 def isolation(accelerator: str) -> str:
@@ -94,7 +98,7 @@ class Accelerators:
         self._probe = probe
 
     async def decide(self, kernel: str) -> Verdict:
-        """The verdict for a kernel artefact; takes up to the probe's time, once."""
+        """The verdict for a kernel artefact; takes up to the probe's time, once. SpaceError when the probe learned nothing."""
         async with self._turn:
             if kernel not in self._verdicts:
                 self._verdicts[kernel] = await self._decide(kernel)
@@ -111,10 +115,18 @@ class Accelerators:
         if ready is None:
             assert self._probe is not None, "probe_with was not called"
             try:
-                await self._probe(kernel)
+                failure = await self._probe(kernel)
+            except OSError as error:
+                raise Unavailable(f"cannot try out this host's /dev/kvm: {error}", hint=_UNTRIED) from error
+            except SpaceError as error:
+                log.warning("accelerator for kernel %s: not found out: %s", kernel, error)
+                error.message = f"cannot try out this host's /dev/kvm: {error.message}"
+                error.hint = error.hint or _UNTRIED
+                raise
+            if failure is None:
                 ready = Verdict("kvm", "a probe guest said hello under KVM", self._boot_id, kernel)
-            except (SpaceError, OSError) as error:
-                ready = Verdict("tcg", f"a probe guest under KVM did not get there: {error}", self._boot_id, kernel)
+            else:
+                ready = Verdict("tcg", f"a probe guest under KVM did not get there: {failure}", self._boot_id, kernel)
         log.info("accelerator for kernel %s: %s (%s)", kernel, ready.accelerator, ready.why)
         if self._setting == "auto":  # what an operator set is no finding, and serve hands findings on to other instances
             _save(self._directory, ready)
