@@ -21,7 +21,7 @@ import msgspec
 
 from space.core.lifecycle import recovery
 from space.core.lifecycle.table import Accept, Ignore, Refuse, Request, answer
-from space.model.errors import Conflict, DeadlineExceeded, Gone, ProtocolError, SandboxDied, SpaceError
+from space.model.errors import Conflict, DeadlineExceeded, Gone, Internal, ProtocolError, SandboxDied, SpaceError
 from space.model.rootd import CreateSandbox, SandboxOp
 from space.model.sandbox import Phase
 from space.node import limits
@@ -284,11 +284,16 @@ class Sandbox:
             _reply(reply, error)
         except SpaceError as error:
             # Whether its processors run is not known now: it has failed.
-            fault = SandboxDied(f"cannot {request.value} it: {error}")
+            kind = DeadlineExceeded if isinstance(error, DeadlineExceeded) else SandboxDied
+            fault = kind(f"cannot {request.value} it: {error}")
             _reply(reply, fault)
             raise fault from error
-        finally:
-            _reply(reply, Gone(f"sandbox {self.record.sandbox} is being deleted"))  # where a deletion has cut in
+        except asyncio.CancelledError:  # a deletion has cut in
+            _reply(reply, Gone(f"sandbox {self.record.sandbox} is being deleted"))
+            raise
+        except Exception:
+            _reply(reply, Internal(f"cannot {request.value} it: a fault of the node", hint="its log says which"))
+            raise
 
     async def _switch(self, request: Request) -> None:
         assert self._machine is not None, "only a running or paused sandbox gets here"
@@ -312,8 +317,11 @@ class Sandbox:
 
     async def _configure(self) -> None:
         assert self._guest is not None, "the channel comes before its use"
-        async with asyncio.timeout(limits.CONFIGURE):
-            await self._guest.configure(hostname=self.record.sandbox, env=self.record.env, generation=self.record.generation)
+        try:
+            async with asyncio.timeout(limits.CONFIGURE):
+                await self._guest.configure(hostname=self.record.sandbox, env=self.record.env, generation=self.record.generation)
+        except TimeoutError:
+            raise DeadlineExceeded(f"the guest did not take clock, name and environment within {limits.CONFIGURE:g} s") from None
 
     @asynccontextmanager
     async def _stage(self, stage: Stage) -> AsyncIterator[None]:
