@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,6 +136,27 @@ def test_node_reaches_the_sockets_and_nobody_else_does(host: RootHost) -> None:
     for name in ("qmp", "qmp"):  # a node that died connects again
         with host.socket(request, name) as channel:
             assert channel.recv(4096).startswith(b'{"QMP"')
+
+
+def test_qemu_holds_the_disk_to_its_limits(host: RootHost) -> None:
+    request = host.prepare()
+    os.close(host.start(request))
+    with host.socket(request, "qmp") as channel, channel.makefile("rwb") as monitor:
+
+        def ask(command: str, **arguments: object) -> Any:
+            monitor.write(json.dumps({"execute": command, "arguments": arguments}).encode())
+            monitor.flush()
+            while "return" not in (answer := json.loads(monitor.readline())):
+                assert "error" not in answer, answer
+            return answer["return"]
+
+        assert b'{"QMP"' in monitor.readline()
+        ask("qmp_capabilities")
+        limits = ask("qom-get", path=f"/objects/{machine.DISK_LIMITS}", property="limits")
+        (device,) = ask("query-block")
+    assert (limits["bps-total"], limits["iops-total"]) == (machine.DISK_BYTES_PER_SECOND, machine.DISK_OPERATIONS_PER_SECOND)
+    assert device["inserted"]["drv"] == "throttle"  # what the guest's device reads and writes
+    assert device["inserted"]["node-name"] == "limited"
 
 
 def test_kvm_is_in_the_jail_only_when_asked_for(host: RootHost) -> None:
