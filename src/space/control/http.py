@@ -40,6 +40,9 @@ class Protocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._in_body = False
         self._linger_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._waiting = 0  # bytes that the client had not taken when it was last looked at
+        self._heard = False
         self._refusal: SpaceError | None = None
         self._refused = False
 
@@ -62,6 +65,7 @@ class Protocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused or self.transport.is_closing():
             return
+        self._heard = True
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_timer is None:
@@ -69,6 +73,29 @@ class Protocol(HttpToolsProtocol):
         super().data_received(data)
         if self._in_head and self._head_bytes > limits.MAX_HEAD and not self._refused:
             self._refuse(_too_large())
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch()
+
+    def resume_writing(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+        super().resume_writing()
+
+    def _watch(self) -> None:
+        self._waiting, self._heard = self.transport.get_write_buffer_size(), False
+        self._stall_timer = self.loop.call_later(limits.STALL_SECONDS, self._look)
+
+    def _look(self) -> None:
+        """A client that neither takes nor sends holds a place, and a process, for nothing."""
+        if self._heard or self.transport.get_write_buffer_size() < self._waiting:
+            self._watch()
+            return
+        self._stall_timer = None
+        log.info("a client took nothing for %g s while %d bytes waited: cut off", limits.STALL_SECONDS, self._waiting)
+        self.transport.abort()
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -106,10 +133,10 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
 
     def _stop_timers(self) -> None:
-        for timer in (self._head_timer, self._linger_timer):
+        for timer in (self._head_timer, self._linger_timer, self._stall_timer):
             if timer is not None:
                 timer.cancel()
-        self._head_timer = self._linger_timer = None
+        self._head_timer = self._linger_timer = self._stall_timer = None
 
     def _refuse(self, error: SpaceError) -> None:
         """An answer from below the application, then the end."""

@@ -23,6 +23,8 @@ MAX_PROCESS_JSON: Final = MAX_STDIN // 3 * 4 + MAX_JSON
 DECODE_INLINE: Final = 256 * 1024
 # The next piece of a body must come within this.
 BODY_SECONDS: Final = 60.0
+# An answer waits, and the client takes nothing of it (and sends nothing, as some do before they read) for this long.
+STALL_SECONDS: Final = 60.0
 # stdin that the guest has not taken yet is kept in memory up to this, then in an unlinked file.
 STDIN_IN_MEMORY: Final = 256 * 1024
 
@@ -42,6 +44,8 @@ MAX_PEERS: Final = 4096
 
 # -- sandboxes -------------------------------------------------------------------------------------------------------
 CREATE_SECONDS: Final = 300.0
+# A create whose session to the node was lost waits so long for the next one before its caller is told.
+NODE_BACK_SECONDS: Final = 30.0
 DELETE_SECONDS: Final = 30.0
 CALL_SECONDS: Final = 30.0
 RETENTION_SECONDS: Final = 3600

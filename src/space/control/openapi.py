@@ -44,6 +44,7 @@ def document(version: str) -> bytes:
 
 def _types(route: Route) -> list[type]:
     media = [route.body.media] if route.body else []
+    media += [{"exit": reply.exit} for reply in route.replies]
     return [kind for known in [*media, *(reply.media for reply in route.replies)] for kind in known.values() if kind is not None]
 
 
@@ -74,6 +75,8 @@ def _reply(reply: Reply) -> dict[str, Any]:
     described: dict[str, Any] = {"description": reply.about}
     if reply.media:
         described["content"] = _content(reply.media)
+    if reply.exit is not None:
+        described["x-exit-frame"] = {"$ref": _REF.format(name=reply.exit.__name__)}
     return described
 
 

@@ -257,7 +257,7 @@ class _Relay:
         seen = (self._counts[Kind.STDOUT], self._counts[Kind.STDERR])
         if seen != (told.stdout_bytes, told.stderr_bytes):
             raise ProtocolError(f"the process wrote {told.stdout_bytes} and {told.stderr_bytes} bytes, and {seen[0]} and {seen[1]} arrived")
-        status = ExitStatus(told.code, told.signal, told.oom_killed, told.timed_out, told.wall_ms)
+        status = ExitStatus(told.code, told.signal, told.oom_killed, told.timed_out, told.wall_ms, told.stdout_bytes, told.stderr_bytes)
         return self._form.told(Kind.EXIT, msgspec.to_builtins(status)), True
 
     async def _write(self, frame: bytes, *, more: bool = True) -> None:

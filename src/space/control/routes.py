@@ -49,7 +49,7 @@ from space.model.errors import (
     Unavailable,
     Unsupported,
 )
-from space.model.sandbox import SandboxInfo
+from space.model.sandbox import ExitStatus, SandboxInfo
 
 
 class Access(Enum):
@@ -87,11 +87,12 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One way to succeed."""
+    """One way to succeed. exit: what the exit frame of a stream of frames carries."""
 
     status: int
     about: str
     media: Mapping[str, type | None]
+    exit: type | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,11 @@ ROUTES: tuple[Route, ...] = (
         "Run a command, attached to this request: leaving kills it",
         Access.TENANT,
         handlers.run_process,
-        (Reply(200, "Its life, as frames or lines, ended by exactly one exit or error", {frames.MEDIA_TYPE: None, NDJSON: None}),),
+        (
+            Reply(
+                200, "Its life as frames or lines, ended by one exit or error", {frames.MEDIA_TYPE: None, NDJSON: None}, ExitStatus
+            ),
+        ),
         errors=_GUEST,
         query=(Query("stream", "1: this version runs attached processes only", {"type": "boolean"}, required=True),),
         body=Body({_JSON: ProcessRequest, frames.PROCESS_MEDIA_TYPE: None}),

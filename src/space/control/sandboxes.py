@@ -56,6 +56,7 @@ class Entry:
         self.creating = False
         self.ran = record.phase not in (Phase.REQUESTED, Phase.PREPARING)
         self.fault: SpaceError | None = None
+        self.lost = False  # the session ended while it was made: the next one's list decides
         self.seen = -1  # the node's revision of the last level, within this session
         self.promised: asyncio.Task[None] | None = None
         self.expiry: Timer | None = None
@@ -275,6 +276,8 @@ class Sandboxes:
             entry.fault = Unavailable(error.message, hint="the list shows what became of it")
             entry.creating = False
             await self._settle(entry)
+            entry.lost = True
+            entry.move(entry.record)
         except TimeoutError:
             self._fail(entry, DeadlineExceeded(f"the sandbox was not running after {limits.CREATE_SECONDS:g} s"))
         except SpaceError as error:
@@ -397,7 +400,11 @@ class Sandboxes:
             raise Gone(f"sandbox {earlier.sandbox} of this Idempotency-Key has ended", hint="use a new key for a new sandbox") from None
 
     async def _running(self, entry: Entry) -> SandboxInfo:
-        settled = await entry.until(lambda record: record.phase in _SETTLED, limits.CREATE_SECONDS)
+        settled = await entry.until(lambda record: record.phase in _SETTLED or entry.lost, limits.CREATE_SECONDS)
+        if entry.lost and entry.record.phase not in _SETTLED:
+            settled = await entry.until(lambda record: record.phase in _SETTLED, limits.NODE_BACK_SECONDS)
+            if not settled and self._the_link().is_up:  # it is being made there
+                settled = await entry.until(lambda record: record.phase in _SETTLED, limits.CREATE_SECONDS)
         record = entry.record
         if record.phase in (Phase.RUNNING, Phase.PAUSED):
             return record.info()

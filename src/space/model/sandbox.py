@@ -77,10 +77,12 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
-    """How a process ended: exactly one of `code` (0 to 255) and `signal` (1 to 64) is set."""
+    """How a process ended: exactly one of `code` (0 to 255) and `signal` (1 to 64) is set. `*_bytes`: all that it wrote."""
 
     code: int | None
     signal: int | None
     oom_killed: bool
     timed_out: bool
     wall_ms: int
+    stdout_bytes: int
+    stderr_bytes: int

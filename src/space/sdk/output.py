@@ -110,6 +110,9 @@ class ProcessStream:
             raise ProtocolError("bytes follow the exit frame", request_id=self._request_id)
         status = self._exit
         try:
+            for stream in self._seen:
+                if (told := status[f"{stream}_bytes"]) != self._seen[stream]:
+                    raise self._cut(f"{stream} has {told} bytes and {self._seen[stream]} arrived")
             result = Result(
                 exit_code=status["code"],
                 signal=status["signal"],
@@ -123,10 +126,6 @@ class ProcessStream:
             raise ProtocolError(f"the exit frame is incomplete: {error!r}", request_id=self._request_id) from error
         if (result.exit_code is None) == (result.signal is None):
             raise ProtocolError(f"the exit frame holds code {result.exit_code} and signal {result.signal}", request_id=self._request_id)
-        for stream in self._seen:
-            told = status.get(f"{stream}_bytes")
-            if told is not None and told != self._seen[stream]:
-                raise self._cut(f"{stream} has {told} bytes and {self._seen[stream]} arrived")
         return result
 
     def _take(self, frame: Frame) -> Piece | None:

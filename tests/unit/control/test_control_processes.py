@@ -18,6 +18,7 @@ from space.model.sandbox import MAX_STDIN
 from space.testing.simcontrol import World, dialogue, until
 
 NDJSON = "application/x-ndjson"
+COUNTED = {"stdout_bytes": 9, "stderr_bytes": 0}
 
 
 def framed(process: dict[str, Any], stdin: bytes = b"") -> bytes:
@@ -41,7 +42,7 @@ async def test_a_command_is_start_output_and_exactly_one_exit(world: World) -> N
     assert [frame.kind for frame in frames] == [Kind.START, Kind.STDOUT, Kind.EXIT]
     assert json.loads(frames[0].payload) == {"pid": 4242}
     assert (frames[1].payload, frames[1].offset) == (b"hi there\n", 0)
-    assert json.loads(frames[2].payload) == {"code": 0, "signal": None, "oom_killed": False, "timed_out": False, "wall_ms": 1}
+    assert json.loads(frames[2].payload) == {"code": 0, "signal": None, "oom_killed": False, "timed_out": False, "wall_ms": 1} | COUNTED
 
 
 @dialogue()
@@ -61,7 +62,7 @@ async def test_lines_of_json_carry_the_same(world: World) -> None:
     lines = [json.loads(line) for line in answer.text.splitlines()]
     assert [line["kind"] for line in lines] == ["start", "stdout", "exit"]
     assert base64.b64decode(lines[1]["data_base64"]) == b"x\n"
-    assert lines[2]["code"] == 0
+    assert (lines[2]["code"], lines[2]["stdout_bytes"], lines[2]["stderr_bytes"]) == (0, 2, 0)
 
 
 @pytest.mark.parametrize("given", [{"stdin": "a\nb"}, {"stdin_base64": base64.b64encode(b"a\nb").decode()}], ids=["text", "base64"])
@@ -201,6 +202,28 @@ async def test_a_client_that_does_not_read_stalls_only_itself(world: World) -> N
         await run(world, sandbox, {"argv": ["echo", "other"]})
         assert world.node.sandboxes[sandbox].running  # 100 MB fit no buffer: it waits for its reader
     await until(lambda: not world.node.sandboxes[sandbox].running)
+
+
+@dialogue()
+async def test_a_client_that_never_reads_is_cut_off_and_its_process_killed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "STALL_SECONDS", 0.3)
+    sandbox = await world.create()
+    async with world.client.stream("POST", f"/v1/sandboxes/{sandbox}/processes?stream=1", json={"argv": ["spam", "100000000"]}) as answer:
+        assert answer.status_code == 200
+        await until(lambda: world.node.killed == 1)
+    assert not world.node.sandboxes[sandbox].running
+
+
+@dialogue()
+async def test_a_client_that_reads_slowly_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "STALL_SECONDS", 0.2)
+    sandbox = await world.create()
+    async with world.client.stream("POST", f"/v1/sandboxes/{sandbox}/processes?stream=1", json={"argv": ["spam", "12000000"]}) as answer:
+        decoder, frames = Decoder(), []
+        async for piece in answer.aiter_raw(600_000):
+            frames += decoder.receive(piece)
+            await asyncio.sleep(0.05)  # in all more than the limit, and never that long without a read
+    assert frames[-1].kind is Kind.EXIT
 
 
 WRONG_PROCESSES = [

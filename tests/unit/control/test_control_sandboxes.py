@@ -299,6 +299,17 @@ async def test_a_create_that_the_returning_node_does_not_know_fails_typed(world:
 
 
 @dialogue()
+async def test_a_create_whose_node_stays_away_is_answered_before_long(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "NODE_BACK_SECONDS", 0.1)
+    world.node.hold_create = asyncio.Event()
+    asked = asyncio.create_task(world.client.post("/v1/sandboxes", json={}))
+    await until(lambda: world.node.created == 1)
+    await world.node.stop()
+    answer = await asyncio.wait_for(asked, 10)
+    assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+
+
+@dialogue()
 async def test_delete_is_legal_while_a_sandbox_is_made(world: World) -> None:
     world.node.hold_create = asyncio.Event()
     asked = asyncio.create_task(world.client.post("/v1/sandboxes", json={}))

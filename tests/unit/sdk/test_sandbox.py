@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -257,7 +258,12 @@ def _answering(*pieces: bytes | Exception) -> Sandbox:
     return Sandbox.create(client=Client(api_url=server.url, api_key=server.key, transport=httpx.MockTransport(handle)))
 
 
-EXIT = encode(Kind.EXIT, b'{"code":0,"signal":null,"oom_killed":false,"timed_out":false,"wall_ms":1}')
+def exited(stdout: int = 0, stderr: int = 0) -> bytes:
+    status = {"code": 0, "signal": None, "oom_killed": False, "timed_out": False, "stdout_bytes": stdout, "stderr_bytes": stderr}
+    return encode(Kind.EXIT, json.dumps(status | {"wall_ms": 1}).encode())
+
+
+EXIT = exited()
 ONE = encode(Kind.STDOUT, b"1")
 
 
@@ -282,7 +288,10 @@ ONE = encode(Kind.STDOUT, b"1")
         ([encode(Kind.EXIT, b"{")], ProtocolError, "no JSON"),
         ([encode(Kind.EXIT, b"{}")], ProtocolError, "incomplete"),
         ([encode(Kind.EXIT, EXIT[16:].replace(b"null", b"9"))], ProtocolError, "code 0 and signal 9"),
-        ([encode(Kind.EXIT, EXIT[16:].replace(b'"wall', b'"stdout_bytes":2,"wall'))], StreamCut, "2 bytes and 0 arrived"),
+        ([encode(Kind.EXIT, EXIT[16:].replace(b', "stderr_bytes": 0', b""))], ProtocolError, "incomplete"),
+        ([exited(2)], StreamCut, "stdout has 2 bytes and 0 arrived"),
+        ([ONE, exited(1, 1)], StreamCut, "stderr has 1 bytes and 0 arrived"),
+        ([ONE, exited(0)], StreamCut, "stdout has 0 bytes and 1 arrived"),
         ([ONE, encode(Kind.ERROR, b'{"code":"sandbox_died","detail":"the VM ended"}')], SandboxDied, "the VM ended"),
         ([encode(Kind.ERROR, b'{"code":"guest_error","detail":"no","hint":"h"}')], GuestError, r"no \(h\)"),
     ],
@@ -293,13 +302,15 @@ def test_a_broken_stream_is_a_typed_error(body: list[bytes | Exception], fault: 
 
 
 def test_heartbeats_and_any_split_of_the_stream_change_nothing() -> None:
-    body = encode(Kind.START, b'{"pid":1}') + encode(Kind.HEARTBEAT) + ONE + encode(Kind.HEARTBEAT) + encode(Kind.STDOUT, b"2", 1) + EXIT
+    body = (
+        encode(Kind.START, b'{"pid":1}') + encode(Kind.HEARTBEAT) + ONE + encode(Kind.HEARTBEAT) + encode(Kind.STDOUT, b"2", 1) + exited(2)
+    )
     for size in (1, 3, 16, 17, 1000):
         assert _answering(*(body[at : at + size] for at in range(0, len(body), size))).run(["x"]).text == "12"
 
 
 def test_a_connection_that_breaks_behind_the_exit_frame_takes_nothing_away() -> None:
-    assert _answering(ONE, EXIT, httpx.ReadError("reset")).run(["x"]).text == "1"
+    assert _answering(ONE, exited(1), httpx.ReadError("reset")).run(["x"]).text == "1"
 
 
 def test_a_silent_server_is_cut_off_by_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
