@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from space.host import namespaces
+from space.host import cgroups, namespaces
 from space.rootd.sweep import sweep
 from space.testing import roothost
 from space.testing.machine import isolated_python
@@ -32,11 +33,13 @@ def neighbour(root: Path, artefacts: Path) -> Iterator[RootHost]:
     assert other.traces() == []
 
 
-def _process_of(uid: int) -> int:
-    """A process that has taken a uid and not executed anything since."""
+def _process_of(uid: int, root: Path | None = None) -> int:
+    """A process that has taken a uid, and a root, and not executed anything since."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
+        if root is not None:
+            os.chroot(root)
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
         os.close(writer)  # the last one once the parent has closed its own
@@ -90,3 +93,46 @@ def test_sweep_as_a_command_removes_the_data_as_well(host: RootHost, neighbour: 
 def test_sweep_of_an_instance_that_never_ran_is_fine(unserved: RootHost) -> None:
     assert sweep(unserved.instance) == []
     assert unserved.traces() == []
+
+
+def test_sweep_spares_a_process_of_the_same_uid_in_another_root(host: RootHost, root: Path) -> None:
+    """A chroot on this kernel may have an instance of its own, which cannot be told apart by its uids."""
+    stranger = _process_of(host.instance.vm_uid(0), root)
+    ours = _process_of(host.instance.vm_uid(1))
+    try:
+        assert sweep(host.instance) == []
+        assert os.waitstatus_to_exitcode(os.waitpid(ours, 0)[1]) == -9
+        assert namespaces.start_time(stranger) is not None
+    finally:
+        os.kill(stranger, signal.SIGKILL)
+        os.waitpid(stranger, 0)
+
+
+def test_sweep_ends_what_serve_recorded_and_not_who_has_its_pid_by_now(host: RootHost) -> None:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    recorded, other = _process_of(0), _process_of(0)
+    records = [
+        {"role": "node", "pid": recorded, "started": namespaces.start_time(recorded), "boot": boot, "build": ""},
+        {"role": "control", "pid": other, "started": 1, "boot": boot, "build": ""},
+        {"role": "rootd", "pid": other, "started": namespaces.start_time(other), "boot": "another", "build": ""},
+    ]
+    host.instance.services.write_text(json.dumps(records))
+    try:
+        assert sweep(host.instance) == []
+        assert os.waitstatus_to_exitcode(os.waitpid(recorded, 0)[1]) == -9
+        assert namespaces.start_time(other) is not None
+    finally:
+        os.kill(other, signal.SIGKILL)
+        os.waitpid(other, 0)
+
+
+def test_what_a_sweep_could_not_remove_keeps_its_uid_block(host: RootHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: cgroups.Tree) -> None:
+        raise OSError("it does not go")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cgroups.Tree, "remove", refuse)
+        assert sweep(host.instance, data=True) == ["it does not go"]
+    assert (host.instance.data / "instance.json").exists()
+    assert sweep(host.instance, data=True) == []
+    assert not host.instance.data.exists()

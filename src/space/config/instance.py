@@ -7,6 +7,7 @@ artefact store. uids are numbers without passwd entries: a private instance need
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -14,14 +15,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from space.config import blocks
+from space.host import namespaces
 from space.model.ids import InstanceName, instance_name
 
 DATA_ROOT = Path("/var/lib/space")
 RUN_ROOT = Path("/run/space")
 SETTINGS_ROOT = Path("/etc/space")
 
-_UID_BASE = 0x000A_0000  # 655,360: above every uid that a distribution hands out
-_UIDS_PER_INSTANCE = 4096
 MAX_INSTANCES = 200
 _FIRST_VM_UID = 1024
 SLOTS = 2048  # slots, and so VMs, of one instance
@@ -38,35 +39,34 @@ class Instance:
 
     # -- uids (each with a gid of the same number) --------------------------------------------------------------
     @property
-    def _uids(self) -> int:
-        return _UID_BASE + self.index * _UIDS_PER_INSTANCE
-
-    @property
     def control_uid(self) -> int:
         """The control process."""
-        return self._uids + 1
+        return self.uid_range[1]
 
     @property
     def node_uid(self) -> int:
         """The node process."""
-        return self._uids + 2
+        return self.uid_range[2]
 
     def vm_uid(self, slot: int) -> int:
         """The VMM that runs in `slot`; ValueError outside 0 to SLOTS - 1."""
         if not 0 <= slot < SLOTS:
             raise ValueError(f"slot {slot} is not within 0 to {SLOTS - 1}")
-        return self._uids + _FIRST_VM_UID + slot
+        return self.uid_range[_FIRST_VM_UID + slot]
 
     @property
     def uid_range(self) -> range:
         """Every uid that belongs to this instance."""
-        return range(self._uids, self._uids + _UIDS_PER_INSTANCE)
+        return blocks.uids(self.index)
 
     # -- names in the kernel -------------------------------------------------------------------------------------
     @property
     def cgroup(self) -> str:
-        """The instance's cgroup, below the root of each hierarchy; sandboxes are children of it."""
-        return f"space-{self.name}"
+        """The instance's cgroup, below the root of each hierarchy; sandboxes are children of it.
+
+        With the index: an instance of the same name in another root file system on this kernel has another one.
+        """
+        return f"space-{self.name}-{self.index}"
 
     # -- on disk -------------------------------------------------------------------------------------------------
     @property
@@ -77,6 +77,11 @@ class Instance:
     @property
     def data(self) -> Path:
         return self.data_root / "instances" / self.name
+
+    @property
+    def ephemeral(self) -> Path:
+        """If it is there, nobody wants the instance once the serve that it names is gone: `pid start-time`."""
+        return self.data / "ephemeral"
 
     @property
     def sandboxes(self) -> Path:
@@ -139,47 +144,122 @@ class Instance:
         return self.run / "vm" / sandbox
 
 
-def claim(name: str, *, data_root: Path = DATA_ROOT, run_root: Path = RUN_ROOT) -> Instance:
-    """The instance of that name, given a free uid block if it is new (root only). RuntimeError when all are taken."""
+def claim(name: str, *, ephemeral: bool = False, data_root: Path = DATA_ROOT, run_root: Path = RUN_ROOT) -> Instance:
+    """The instance of that name, given a free uid block if it is new (root only). RuntimeError when all are taken.
+
+    ephemeral: a new one is this process's, and marked so before anybody can see it.
+    """
     checked = instance_name(name)
-    found = load(checked, data_root=data_root, run_root=run_root)
-    if found is not None:
-        return found
-    blocks = data_root / "instances" / ".blocks"
-    blocks.mkdir(parents=True, exist_ok=True)
-    for index in range(MAX_INSTANCES):
-        try:
-            descriptor = os.open(blocks / str(index), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
-        except FileExistsError:
-            continue
-        with os.fdopen(descriptor, "w") as file:
-            file.write(checked)
-        instance = Instance(checked, index, data_root, run_root)
-        instance.data.mkdir(mode=0o755, parents=True, exist_ok=True)
-        staged = instance.data / f".instance.json.{os.getpid()}"
-        staged.write_text(json.dumps({"name": checked, "index": index}))
-        staged.rename(instance.data / "instance.json")
-        return instance
+    directory = _block(data_root, 0).parent
+    directory.mkdir(parents=True, exist_ok=True)
+    with blocks.locked(directory):
+        found = load(checked, data_root=data_root, run_root=run_root)
+        if found is not None:
+            return found
+        _forget_half_made(data_root)
+        others = blocks.taken()
+        for index in range(MAX_INSTANCES):
+            if not _block(data_root, index).exists() and not blocks.overlaps(blocks.uids(index), others):
+                return _make(Instance(checked, index, data_root, run_root), ephemeral=ephemeral)
     raise RuntimeError(f"all {MAX_INSTANCES} instances are taken (space clean --instance NAME removes one)")
+
+
+def _block(data_root: Path, index: int) -> Path:
+    return data_root / "instances" / ".blocks" / str(index)
+
+
+def _make(instance: Instance, *, ephemeral: bool) -> Instance:
+    """Block, mark, record, in this order: cut off before the last it is half made, and its block is free to the next claim."""
+    _block(instance.data_root, instance.index).write_text(instance.name)
+    instance.data.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if ephemeral:
+        mark_ephemeral(instance)
+    staged = instance.data / f".instance.json.{os.getpid()}"
+    staged.write_text(json.dumps({"name": instance.name, "index": instance.index}))
+    staged.rename(instance.data / "instance.json")
+    return instance
+
+
+def _forget_half_made(data_root: Path) -> None:
+    """Undo claims and releases that were cut off. The caller holds the lock, so none is under way."""
+    root = data_root / "instances"
+    for entry in root.iterdir():
+        if not entry.name.startswith(".") and not (entry / "instance.json").exists():
+            for path in (entry / "ephemeral", *entry.glob(".instance.json.*")):
+                path.unlink(missing_ok=True)
+            with suppress(OSError):  # it holds more than a claim makes: a sweep is at it, or was
+                entry.rmdir()
+    held = {index for path in root.glob("*/instance.json") if (index := _index(path)) is not None}
+    for path in (root / ".blocks").iterdir():
+        if path.name.isdigit() and int(path.name) not in held:
+            path.unlink(missing_ok=True)
+
+
+def mark_ephemeral(instance: Instance) -> None:
+    """Say that the instance belongs to this process."""
+    staged = instance.ephemeral.with_name(f".ephemeral.{os.getpid()}")
+    staged.write_text(f"{os.getpid()} {namespaces.start_time(os.getpid())}\n")
+    staged.chmod(0o600)
+    staged.rename(instance.ephemeral)
+
+
+def abandoned(*, data_root: Path = DATA_ROOT, run_root: Path = RUN_ROOT) -> list[Instance]:
+    """Ephemeral instances whose serve is dead, with whoever should have removed them."""
+    return [found for found in instances(data_root=data_root, run_root=run_root) if is_abandoned(found)]
+
+
+def is_abandoned(instance: Instance, *, held: bool = False) -> bool:
+    """Whether it is marked, the one who marked it is dead, and nobody serves it. held: the caller has its lock."""
+    try:
+        pid, _, started = instance.ephemeral.read_text().strip().partition(" ")
+    except FileNotFoundError:
+        return False
+    if pid.isdigit() and str(namespaces.start_time(int(pid))) == started:
+        return False
+    return held or not is_served(instance)
+
+
+def is_served(instance: Instance) -> bool:
+    """Whether a serve holds its lock."""
+    with suppress(FileNotFoundError), instance.lock.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def load(name: str, *, data_root: Path = DATA_ROOT, run_root: Path = RUN_ROOT) -> Instance | None:
     """The instance of that name if it exists on this host."""
     checked = instance_name(name)
-    record = data_root / "instances" / checked / "instance.json"
+    index = _index(data_root / "instances" / checked / "instance.json")
+    return None if index is None else Instance(checked, index, data_root, run_root)
+
+
+def _index(record: Path) -> int | None:
     try:
-        index = int(json.loads(record.read_text())["index"])
-    except FileNotFoundError:
+        return int(json.loads(record.read_text())["index"])
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    return Instance(checked, index, data_root, run_root)
 
 
 def release(instance: Instance) -> None:
-    """Give the uid block back, the last step of removing an instance; idempotent."""
-    with suppress(FileNotFoundError):
-        (instance.data / "instance.json").unlink()
-    with suppress(FileNotFoundError):
-        (instance.data_root / "instances" / ".blocks" / str(instance.index)).unlink()
+    """Give the uid block back, the last step of removing an instance; idempotent.
+
+    The record goes first: cut off between the two, the block is held by nobody and the next claim sees that. The other way
+    round two instances could have one block.
+    """
+    directory = _block(instance.data_root, instance.index).parent
+    if not directory.is_dir():
+        (instance.data / "instance.json").unlink(missing_ok=True)
+        return
+    with blocks.locked(directory):
+        if _index(instance.data / "instance.json") not in (None, instance.index):
+            return  # the name was claimed again meanwhile
+        (instance.data / "instance.json").unlink(missing_ok=True)
+        holders = {_index(path) for path in (instance.data_root / "instances").glob("*/instance.json")}
+        if instance.index not in holders:
+            _block(instance.data_root, instance.index).unlink(missing_ok=True)
 
 
 def instances(*, data_root: Path = DATA_ROOT, run_root: Path = RUN_ROOT) -> Iterator[Instance]:

@@ -2,13 +2,15 @@
 
     python -I -m space.rootd.sweep --instance NAME [--data]
 
-Processes go first (by cgroup, then by the instance's own uid range), then namespaces and mounts, cgroups, files. Every step
-is idempotent, so a sweep that was cut off is simply run again.
+Processes go first (recorded services, the instance's cgroups, then its uids), then namespaces and mounts, cgroups, files. Every
+step is idempotent, so a sweep that was cut off is simply run again. A process that has another root than we may belong to an
+instance of that root file system, whose uids can be the same: only our cgroups speak for it, as they do for every VMM.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -27,15 +29,16 @@ def sweep(instance: Instance, *, data: bool = False) -> list[str]:
     tree = cgroups.Tree(hierarchies, instance.cgroup)
     left: list[str] = []
     for step in (
-        lambda: _end_rootd(instance),
+        lambda: _end_recorded(instance),
         lambda: _end_processes(instance, tree),
         lambda: _unmount(instance),
         tree.remove,
         lambda: _remove(instance.sandboxes.parent, instance.sandboxes.name),
         lambda: _remove(instance.run.parent, instance.run.name),
-        *((lambda: _remove_data(instance),) if data else ()),
     ):
         _attempt(step, left)
+    if data and not left:  # while anything is left its uids are not free
+        _attempt(lambda: _remove_data(instance), left)
     if not any(path.name != ".cgroup" for path in _entries(instance.run_root)):
         cgroups.unmount_private(instance.run_root / ".cgroup")
     return left
@@ -49,10 +52,17 @@ def _attempt(step: Callable[[], object], left: list[str]) -> None:
         log(f"sweep: {error}")
 
 
-def _end_rootd(instance: Instance) -> None:
-    """rootd runs as root, so no uid range finds it; it left its pid and start time."""
+def _end_recorded(instance: Instance) -> None:
+    """What serve recorded of its services, and rootd of itself, which runs as root, so that no uid finds it."""
+    found: list[tuple[int, int]] = []
     with suppress(FileNotFoundError, ValueError):
         pid, started = map(int, (instance.run / "rootd.pid").read_text().split())
+        found.append((pid, started))
+    with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        records = json.loads(instance.services.read_text())
+        found += [(int(each["pid"]), int(each["started"])) for each in records if each["boot"] == boot]
+    for pid, started in found:
         if pid != os.getpid():
             _kill(pid, started)
 
@@ -62,10 +72,16 @@ def _end_processes(instance: Instance, tree: cgroups.Tree) -> None:
         raise OSError(f"processes {sorted(stuck)} of {tree.name} do not end")
     for entry in _entries(Path("/proc")):
         with suppress(FileNotFoundError, ProcessLookupError):
-            if entry.name.isdigit() and entry.stat().st_uid in instance.uid_range:
+            if entry.name.isdigit() and entry.stat().st_uid in instance.uid_range and _has_our_root(entry):
                 started = namespaces.start_time(int(entry.name))
                 if started is not None:
                     _kill(int(entry.name), started)
+
+
+def _has_our_root(entry: Path) -> bool:
+    with suppress(PermissionError):
+        return os.path.samestat((entry / "root").stat(), os.stat("/"))  # noqa: PTH116 (like the one beside it)
+    return False
 
 
 def _kill(pid: int, started: int) -> None:
@@ -102,9 +118,9 @@ def _remove(parent: Path, name: str) -> None:
 
 
 def _remove_data(instance: Instance) -> None:
-    # instance.json last: until then the instance is still known, and a sweep can be run again
+    # the record last, and the mark after it: until then the instance is known for what it is, and a sweep can be run again
     for path in _entries(instance.data):
-        if path.name != "instance.json":
+        if path not in (instance.data / "instance.json", instance.ephemeral):
             _remove(instance.data, path.name)
     instances.release(instance)
     _remove(instance.data.parent, instance.data.name)

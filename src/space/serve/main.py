@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from space.config import settings as config
-from space.config.instance import SETTINGS_ROOT, Instance, claim
+from space.config.instance import DATA_ROOT, RUN_ROOT, SETTINGS_ROOT, Instance, abandoned, claim, mark_ephemeral
 from space.host import syscalls
 from space.model.errors import Internal, InvalidArgument, SpaceError
 from space.serve import kernel, layout, records, runtime, verdict
@@ -84,13 +84,14 @@ def serve(request: Request, command: Command | None = None) -> None:
             )
     settings = config.load(SETTINGS_ROOT / f"{request.instance}.toml", request.overrides)
     _ensure_storage()
-    instance = claim(request.instance)
+    _remove_abandoned()
+    instance = claim(request.instance, ephemeral=request.ephemeral)
     with ExitStack() as undo:
         layout.make_directories(instance)
         undo.callback(os.close, layout.lock(instance))
         if request.ephemeral:
             undo.callback(_remove, instance)
-            (instance.data / "ephemeral").touch(mode=0o600)  # whoever finds it unlocked may remove it
+            mark_ephemeral(instance)  # it may have been there before
         config.save_effective(instance, settings)
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # orphaned VMMs and helpers end up here and are reaped
         run(instance, settings, request, command or module_command(instance.name))
@@ -214,10 +215,22 @@ def _ensure_storage() -> None:
 
 
 def _remove(instance: Instance) -> None:
-    from space.serve.remove import remove, remove_abandoned
+    from space.serve.remove import remove
 
     remove(instance)
-    remove_abandoned(instance.data_root, instance.run_root)
+
+
+def _remove_abandoned() -> None:
+    """Private instances whose serve was killed, whoever they belonged to: what cannot be removed is no reason not to serve."""
+    if not abandoned():
+        return
+    from space.serve.remove import remove_abandoned
+
+    try:
+        for name in remove_abandoned(DATA_ROOT, RUN_ROOT):
+            say(f"removed instance {name}, whose serve was killed")
+    except (SpaceError, OSError) as error:
+        say(f"an abandoned instance stays: {error}")
 
 
 def _farewell(instance: Instance, *, ephemeral: bool) -> None:

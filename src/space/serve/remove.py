@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from space.config.instance import Instance, instances
+from space.config.instance import Instance, abandoned, is_abandoned
 from space.model.errors import Conflict, Internal
 from space.rootd.sweep import sweep
 from space.serve import layout, records
-
-EPHEMERAL = "ephemeral"  # a file in the data directory: nobody wants this instance once its serve is gone
 
 
 def remove(instance: Instance) -> None:
@@ -23,15 +21,15 @@ def remove(instance: Instance) -> None:
 def remove_abandoned(data_root: Path, run_root: Path) -> list[str]:
     """Remove the ephemeral instances whose serve was killed together with its owner; their names."""
     gone = []
-    for instance in list(instances(data_root=data_root, run_root=run_root)):
-        if not (instance.data / EPHEMERAL).exists():
-            continue
+    for instance in abandoned(data_root=data_root, run_root=run_root):
         instance.run.mkdir(mode=0o755, parents=True, exist_ok=True)
         try:
             held = layout.lock(instance)
         except Conflict:
             continue
         try:
+            if not is_abandoned(instance, held=True):  # another one came first, and the name may be in use again
+                continue
             remove(instance)
         finally:
             os.close(held)

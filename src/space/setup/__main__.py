@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from space.config.artefacts import Store
-from space.config.instance import DATA_ROOT
+from space.config.instance import DATA_ROOT, abandoned
 from space.model.errors import SpaceError
-from space.setup import apt, daemon, deps, doctor, initramfs, kernel, qemu, rootfs, runtime, shelf, storage, template
+from space.setup import apt, clean, daemon, deps, doctor, initramfs, kernel, qemu, rootfs, runtime, shelf, storage, template
 from space.setup.graph import Step, run
 from space.setup.progress import Progress, complain
 
@@ -84,6 +84,8 @@ def prepare(root: Path, progress: Progress, *, tests: bool, update: bool) -> Non
     }
     if tests:
         steps["dev"] = Step(make_development, after=("deps",))
+    for instance in abandoned():
+        progress.say(clean.sweep(instance))
     made = run(steps)
     if runtime.install(made["runtime"]):
         progress.say(f"`space` starts {made['runtime'].name}")

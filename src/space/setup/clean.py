@@ -49,11 +49,7 @@ def clean(checkout: Path) -> list[str]:
     done = []
     for instance in list(instances()):
         stop(instance)
-        command.run(
-            [deps.PYTHON, "-m", "space.rootd.sweep", "--instance", instance.name, "--data"],
-            what=f"sweep instance {instance.name}", env={"PYTHONPATH": str(_SOURCE)}, timeout=120,
-        )  # fmt: skip
-        done.append(f"swept instance {instance.name}")
+        done.append(sweep(instance))
     done += _run_directory()
     done += storage.undo()
     if runtime.COMMAND.is_symlink() and str(runtime.COMMAND.readlink()).startswith(f"{deps.OPT}/"):
@@ -68,6 +64,15 @@ def clean(checkout: Path) -> list[str]:
             shelf.remove(place)
             done.append(f"removed {place}")
     return done
+
+
+def sweep(instance: Instance) -> str:
+    """Remove an instance that nobody serves; what was done, in words."""
+    command.run(
+        [deps.PYTHON, "-m", "space.rootd.sweep", "--instance", instance.name, "--data"],
+        what=f"sweep instance {instance.name}", env={"PYTHONPATH": str(_SOURCE)}, timeout=120,
+    )  # fmt: skip
+    return f"swept instance {instance.name}"
 
 
 def stop(instance: Instance) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from space.config.artefacts import Store
-from space.config.instance import DATA_ROOT, RUN_ROOT, instances
+from space.config.instance import DATA_ROOT, RUN_ROOT, instances, is_abandoned
 from space.model.errors import SpaceError
 from space.setup import command, deps, runtime, shelf, storage, template
 from space.setup.faults import SetupFailed
@@ -212,12 +212,14 @@ def services() -> Check:
 
 
 def leftovers() -> Check:
-    """What no instance accounts for: stages of a set-up that died, run directories and empty cgroups of instances that are gone.
+    """What nobody accounts for: private instances whose serve was killed, stages of a set-up that died, run directories and empty
+    cgroups of instances that are gone.
 
     A cgroup with processes may belong to an instance of another root file system on this kernel.
     """
-    known = {str(instance.name) for instance in instances()}
-    found: list[str] = []
+    here = list(instances())
+    known, groups_known = {str(instance.name) for instance in here}, {instance.cgroup for instance in here}
+    found = [f"instance {instance.name}, whose serve was killed" for instance in here if is_abandoned(instance)]
     if not storage.is_locked():
         found += [str(stage) for kind in (DATA_ROOT / "artefacts", deps.OPT) for stage in kind.glob(f"**/{shelf.STAGE}*") if kind.is_dir()]
     found += [str(entry) for entry in _entries(RUN_ROOT) if entry.is_dir() and not entry.name.startswith(".") and entry.name not in known]
@@ -225,7 +227,7 @@ def leftovers() -> Check:
     for mount in Path("/proc/self/mountinfo").read_text().splitlines():
         left, _, right = mount.partition(" - ")
         if right.startswith("cgroup"):
-            groups = [group for group in Path(left.split()[4]).glob("space-*") if group.name.removeprefix("space-") not in known]
+            groups = [group for group in Path(left.split()[4]).glob("space-*") if group.name not in groups_known]
             empty |= {f"cgroup {group.name}" for group in groups if not any(file.read_text() for file in group.glob("**/cgroup.procs"))}
     found += empty
     found.sort()
@@ -233,7 +235,7 @@ def leftovers() -> Check:
         "leftovers",
         not found,
         ", ".join(found) if found else "none",
-        "`make clean` removes everything; a set-up removes stages" if found else "",
+        "`make clean` removes everything; a set-up removes stages and abandoned instances" if found else "",
     )
 
 
