@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,7 +41,7 @@ def serve(
     arguments = ["--instance", instance] if instance else []
     for setting in settings or []:
         arguments += ["--set", setting]
-    arguments += ["--ephemeral"] * ephemeral + ["--dev"] * dev
+    arguments += ["--ephemeral"] * ephemeral + ["--dev"] * dev + ["--json"] * of(context).json
     return _called("space.serve.main", arguments)
 
 
@@ -53,7 +54,12 @@ def setup(context: typer.Context) -> int:
                 "set-up builds from a checkout, and this directory is none", hint="run `make setup` in one, or give --source"
             )
         arguments += ["--source", str(Path.cwd())]
-    return _called("space.setup.__main__", arguments)
+    if not of(context).json:
+        return _called("space.setup.__main__", arguments)
+    with redirect_stdout(sys.stderr):  # its progress is for people
+        status = _called("space.setup.__main__", arguments)
+    print_json({"ready": status == 0, "missing": [asdict(check) for check in _loaded("space.setup.doctor", "checks")() if not check.ok]})
+    return status
 
 
 def doctor(context: typer.Context) -> int:
@@ -73,17 +79,21 @@ def doctor(context: typer.Context) -> int:
 def clean(context: typer.Context) -> int:
     """Remove everything that was put on this host; with --instance, that instance alone."""
     asked = of(context)
-    if asked.instance is None:
+    if asked.instance is None and not asked.json:
         return _exit_status(_loaded("space.setup.clean", "main")())
     if os.geteuid() != 0:
         raise InvalidArgument("what an instance puts on this host belongs to root: clean as root")
+    if asked.instance is None:
+        checkout = Path(__file__).resolve().parents[3]
+        print_json({"instance": None, "removed": _loaded("space.setup.clean", "clean")(checkout)})
+        return 0
     found = _loaded("space.config.instance", "load")(asked.instance)
     if found is None:
         raise InvalidArgument(f"there is no instance '{asked.instance}' on this host")
     _loaded("space.setup.clean", "stop")(found)
     _loaded("space.serve.remove", "remove")(found)
     if asked.json:
-        print_json({"removed": asked.instance})
+        print_json({"instance": asked.instance, "removed": [f"instance {asked.instance}"]})
     return 0
 
 

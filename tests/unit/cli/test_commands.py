@@ -6,7 +6,7 @@ import base64
 import json
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -303,7 +303,33 @@ def test_serve_hands_its_options_to_the_server(space: Space, monkeypatch: pytest
 
     monkeypatch.setattr("space.serve.main.main", serve)
     assert space("serve", "--instance", "lab", "--set", "port=0", "--set", "host=::1").status == 3
-    assert calls == [["--instance", "lab", "--set", "port=0", "--set", "host=::1"]]
+    assert space("serve", "--json").status == 3
+    assert calls == [["--instance", "lab", "--set", "port=0", "--set", "host=::1"], ["--json"]]
+
+
+def test_json_of_set_up_and_clean_is_one_object_and_their_progress_goes_to_stderr(
+    space: Space, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from space.setup.doctor import Check
+
+    def setup(arguments: list[str]) -> int:
+        print("storage with reflinks")
+        return 1
+
+    monkeypatch.setattr("space.setup.__main__.main", setup)
+    missing = Check("tun", ok=False, detail="no /dev/net/tun", remedy="modprobe tun")
+    monkeypatch.setattr("space.setup.doctor.checks", lambda: [Check("kernel", ok=True, detail="Linux"), missing])
+    done = space("setup", "--check", "--json")
+    assert (done.status, done.err) == (1, "storage with reflinks\n")
+    assert done.answer == {"ready": False, "missing": [asdict(missing)]}
+
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("space.setup.clean.clean", lambda checkout: [f"removed {(checkout / 'pyproject.toml').is_file()}"])
+    assert space("clean", "--json").answer == {"instance": None, "removed": ["removed True"]}
+    monkeypatch.setattr("space.config.instance.load", lambda name: name)
+    monkeypatch.setattr("space.setup.clean.stop", lambda instance: None)
+    monkeypatch.setattr("space.serve.remove.remove", lambda instance: None)
+    assert space("clean", "--json", "--instance", "lab").answer == {"instance": "lab", "removed": ["instance lab"]}
 
 
 @pytest.mark.parametrize(

@@ -204,5 +204,6 @@ def test_the_command_line() -> None:
     assert parse(["--instance", "a", "--set", "port=0", "--set", "tls_key=/a=b"]) == Request(
         "a", {"port": "0", "tls_key": "/a=b"}, ephemeral=False, dev=False, parent_fd=None
     )
+    assert parse(["--json"]).json
     with pytest.raises(SystemExit):
         parse(["--set", "port"])
