@@ -53,6 +53,7 @@ _GUESTS_CODES = frozenset(
     for kind in (Conflict, DeadlineExceeded, GuestError, InvalidArgument, NoCapacity, NotFound, PermissionDenied, TooLarge, Unsupported)
 )
 _FIRST_REPEAT, _LAST_REPEAT = 0.02, 0.25
+_FIRST_PROOF = 1.0  # seconds; doubled each time, for a guest that is only slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,9 @@ class Session(Link[Opener]):
         super().__init__(Opener(layout, secrets.token_bytes(16), generation), layout)
         self._loop = asyncio.get_running_loop()
         self._greeted: set[int] = set()
+        self._generation = generation
         self._ready = asyncio.Event()
+        self._proven = asyncio.Event()
         self._heartbeat = heartbeat
         self._timer: asyncio.TimerHandle | None = None
         self._heard = self._due = 0.0
@@ -86,7 +89,8 @@ class Session(Link[Opener]):
         """A session with the guest behind two connected stream sockets, which the session takes over in every case.
 
         Waits as long as the guest boots: bound it with `asyncio.timeout`. reconnect: the guest may have been talked to before, in this
-        life of the node or an earlier one. Raises SandboxDied when a pipe closes or the peer breaks the protocol meanwhile.
+        life of the node or an earlier one; then it also has to answer a PING (see `_begin`).
+        Raises SandboxDied when a pipe closes or the peer breaks the protocol meanwhile.
         """
         session = cls(GUEST, generation, heartbeat)
         await session._begin((control, bulk), reconnect=reconnect)
@@ -110,24 +114,48 @@ class Session(Link[Opener]):
         return session
 
     async def _begin(self, sockets: Sequence[socket.socket], *, reconnect: bool) -> None:
+        """Greet until the peer answers.
+
+        A guest learns of a host's coming and going on another way than of its bytes (virtio's control queue). Where it is slow, the end
+        of the earlier host's connection comes after our HELLO and ends our session instead: it acknowledged, and answers nothing any
+        more. So after a reconnect an answer is waited for, and without one everything is begun anew under another nonce.
+        """
         await self.attach(sockets)
         try:
-            for number in range(len(self.ends)):
-                self.write(number, self.mux.hello(number, reconnect=reconnect))
-            pause = _FIRST_REPEAT
-            while not self._ready.is_set():
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self._ready.wait()
-                pause = min(pause * 2, _LAST_REPEAT)
-                for number, end in enumerate(self.ends):
-                    if number not in self._greeted and not end.unread:
-                        self.write(number, self.mux.hello(number))
+            await self._greet(reconnect=reconnect)
+            patience = _FIRST_PROOF
+            while reconnect and not await self._proof(patience):
+                patience *= 2
+                self.mux = Opener(self._layout, secrets.token_bytes(16), self._generation)
+                self._greeted.clear()
+                self._ready.clear()
+                await self._greet(reconnect=True)
             if self.closed.done():
                 raise self.closed.result()
         except BaseException:
             self.die("the handshake was given up")
             raise
+
+    async def _greet(self, *, reconnect: bool) -> None:
+        for number in range(len(self.ends)):
+            self.write(number, self.mux.hello(number, reconnect=reconnect))
+        pause = _FIRST_REPEAT
+        while not self._ready.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._ready.wait()
+            pause = min(pause * 2, _LAST_REPEAT)
+            for number, end in enumerate(self.ends):
+                if number not in self._greeted and not end.unread:
+                    self.write(number, self.mux.hello(number))
+
+    async def _proof(self, seconds: float) -> bool:
+        """Whether a PING is answered in time, or the session has ended."""
+        self.write(0, self.mux.send_ping(secrets.token_bytes(8)))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._proven.wait()
+        return self._proven.is_set()
 
     # Streams
 
@@ -188,6 +216,7 @@ class Session(Link[Opener]):
             self._timer.cancel()
             self._timer = None
         self._ready.set()
+        self._proven.set()
 
     def death(self, cause: SpaceError) -> SpaceError:
         if len(self._layout) == len(GUEST):
@@ -217,6 +246,7 @@ class Session(Link[Opener]):
 
     def _on_ponged(self, _: Ponged) -> None:
         self._pinged = False
+        self._proven.set()
 
     def _beat(self) -> None:
         self._timer = None

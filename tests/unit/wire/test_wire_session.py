@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import os
+import random
 import secrets
 import socket
 import time
@@ -18,8 +19,22 @@ import pytest
 import uvloop
 
 from space.core.wire import frames, guest
-from space.core.wire.events import GUEST, MAX_STREAMS, Ponged
-from space.core.wire.frames import BULK, CONTROL, VERSION, Encoder, Greeting, decode_greeting, encode_hello_ack
+from space.core.wire.events import GUEST, MAX_STREAMS, Answer, Opened, Ponged
+from space.core.wire.frames import (
+    BULK,
+    CONTROL,
+    DATA,
+    HELLO,
+    VERSION,
+    AcceptorDecoder,
+    Encoder,
+    Frame,
+    Greeting,
+    decode_greeting,
+    encode,
+    encode_hello_ack,
+)  # fmt: skip
+from space.core.wire.mux import Acceptor
 from space.model.errors import (
     Conflict,
     GuestError,
@@ -470,6 +485,74 @@ async def test_a_new_hello_alone_ends_the_processes_of_the_session_before() -> N
     assert await second.call("noop", b"") == DONE
     await second.aclose()
     port.close()
+    await served.aclose()
+
+
+class Daemon:
+    """The guest's daemon as the kernel lets it be: it reads nothing while it has something to write."""
+
+    def __init__(self, served: Acceptor, pipe: int, sock: socket.socket) -> None:
+        self.mux, self.pipe, self.sock = served, pipe, sock
+
+    async def serve(self, stale: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(self.sock, stale)
+        while data := await loop.sock_recv(self.sock, 4096):
+            for event in self.mux.receive(self.pipe, data):
+                if isinstance(event, Answer):
+                    await loop.sock_sendall(self.sock, event.data)
+                elif isinstance(event, Opened):
+                    answer = self.mux.send_message(event.stream, DONE) + self.mux.send_close(event.stream)
+                    await loop.sock_sendall(self.sock, answer)
+
+
+def narrow() -> tuple[socket.socket, socket.socket]:
+    """A pair of sockets that hold little."""
+    pair = socket.socketpair()
+    for sock in pair:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    return pair
+
+
+@timed
+async def test_a_guest_that_writes_stale_output_before_it_reads_anything_is_reached_over_narrow_pipes() -> None:
+    """Both sides are blocked in a write at first: ours of the zeros, which fill the pipe, and the guest's of two megabytes."""
+    (control, theirs), (bulk, their_bulk) = narrow(), narrow()
+    mux = Acceptor(GUEST)
+    stale = encode(DATA, 1, 9, bytes(60_000))[500:] + random.Random(1).randbytes(2 << 20)
+    async with asyncio.TaskGroup() as group:
+        daemons = [group.create_task(Daemon(mux, pipe, sock).serve(stale)) for pipe, sock in enumerate((theirs, their_bulk))]
+        session = await Session.open_guest(control, bulk, 7, reconnect=True)
+        assert await session.call("noop", b"") == DONE
+        await session.aclose()
+        await asyncio.wait(daemons)
+    theirs.close()
+    their_bulk.close()
+
+
+@timed
+async def test_a_session_that_the_end_of_an_earlier_connection_ended_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow guest sees the earlier host's hang-up after our HELLO: it has acknowledged, and drops what we send."""
+    monkeypatch.setattr("space.rpc.session._FIRST_PROOF", 0.05)
+    (control, theirs), (bulk, their_bulk) = socket.socketpair(), socket.socketpair()
+    for sock in (theirs, their_bulk):
+        sock.setblocking(False)
+    loop = asyncio.get_running_loop()
+    opening = asyncio.create_task(Session.open_guest(control, bulk, 7, reconnect=True))
+    for pipe, sock in ((CONTROL, theirs), (BULK, their_bulk)):
+        forgetful = AcceptorDecoder(pipe)
+        greeted = False
+        while not greeted:
+            for item in forgetful.receive(await loop.sock_recv(sock, 65536)):
+                if isinstance(item, Frame) and item.type == HELLO:
+                    await loop.sock_sendall(sock, encode_hello_ack(decode_greeting(item.payload)))
+                    greeted = True
+    served = Served(GUEST, Host().handle)  # to which that HELLO was never said
+    await served.attach((theirs, their_bulk))
+    session = await opening
+    assert await session.call("noop", b"") == DONE
+    await session.aclose()
     await served.aclose()
 
 
