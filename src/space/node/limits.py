@@ -29,6 +29,10 @@ RELEASE_PAUSE_FIRST = 0.02
 RELEASE_PAUSE_LAST = 2.0
 # The first guest on /dev/kvm must say hello within this, else software emulation is used (an emulated /dev/kvm never gets there).
 KVM_PROBE = 5.0
+# Slots that are kept ready while there are sandboxes: for two creates at once, on top of what a machine of two cores boots at a time.
+READY_SLOTS = 2
+# After the last sandbox they stay a moment, for those who make one after the other; an idle machine then keeps nothing.
+READY_LINGER = 2.0
 
 SERIAL_RING = 64 * 1024  # bytes of a guest's console that are kept
 SERIAL_RATE = 256 * 1024  # bytes a second that are read of it; a guest that floods its console waits for itself

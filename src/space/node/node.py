@@ -43,6 +43,7 @@ class Node:
         self.around = around
         self._store = store
         self._sandboxes: dict[str, Sandbox] = {}
+        self._stopping = False
         self._background: set[asyncio.Task[None]] = set()
         around.accelerators.probe_with(lambda kernel: probe.probe_kvm(around, store, kernel))
 
@@ -142,8 +143,19 @@ class Node:
     def _keep(self, sandbox: Sandbox) -> Sandbox:
         name = sandbox.record.sandbox
         self._sandboxes[name] = sandbox
-        sandbox.when_gone(lambda: self._sandboxes.pop(name, None))
+        sandbox.when_opened(self._opened)
+        sandbox.when_gone(lambda: self._gone(name))
         return sandbox
+
+    def _opened(self) -> None:
+        # off the path of a create: the next boot that waits for its turn has begun, and finds what is ready
+        if self._sandboxes and not self._stopping:
+            self.around.slots.refill()
+
+    def _gone(self, name: str) -> None:
+        self._sandboxes.pop(name, None)
+        if not self._sandboxes:
+            self.around.slots.rest()
 
     # -- after a crash -------------------------------------------------------------------------------------------
 
@@ -174,7 +186,7 @@ class Node:
                 case DestroyOrphan(found=orphan):
                     self._in_background(self._destroy_orphan(SandboxOp(orphan.sandbox, orphan.generation), orphan.slot))
                 case FreeSlot(slot=slot):
-                    self._in_background(self.around.releases.slot(slot))
+                    self._in_background(self.around.slots.free(slot))
         for sandbox in adopting:
             await sandbox.opened()
         self._drop_rows_of_nobody(records)
@@ -189,15 +201,17 @@ class Node:
         await releases.vmm(op)
         await releases.files(op)
         if not any(self.around.ledger.slot_of(name) == slot for name in self._sandboxes):
-            await releases.slot(slot)
+            await self.around.slots.free(slot)
 
     async def stop(self, seconds: float) -> None:
         """Undo what is half made, at most so long, and let go of the rest, which runs on for the next node."""
+        self._stopping = True
         half = [each for each in self._sandboxes.values() if each.phase not in (Phase.RUNNING, Phase.PAUSED, Phase.FAILED)]
         for sandbox in half:
             sandbox.ask_delete()
         if half:
             await asyncio.wait({asyncio.ensure_future(sandbox.delete()) for sandbox in half}, timeout=seconds)
+        await asyncio.wait({asyncio.ensure_future(self.around.slots.drain())}, timeout=seconds)
         self.around.releases.give_up()
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:

@@ -164,6 +164,10 @@ class Sandbox:
             return Gone(f"sandbox {sandbox} was deleted during the call")
         return SandboxDied(f"sandbox {sandbox} ended during the call: {self.record.reason or 'its channel broke'}", hint="create another")
 
+    def when_opened(self, call: Callable[[], object]) -> None:
+        """Call it (soon) after its opening is over."""
+        self._opened.add_done_callback(lambda _: call())
+
     def when_gone(self, call: Callable[[], object]) -> None:
         """Call it (soon) after the sandbox's end."""
         self._gone.add_done_callback(lambda _: call())
@@ -203,9 +207,11 @@ class Sandbox:
                 await around.gate.turn(record.sandbox, DEADLINES[Stage.QUEUE])
             self._become(Request.BEGIN)
             async with self._stage(Stage.SLOT):
-                slot = self._slot = around.slots.take(record.sandbox, record.generation, record.tenant)
+                slot, ready = around.slots.take(record.sandbox, record.generation, record.tenant)
+                self._slot = slot
                 self._undo.push_async_callback(around.releases.slot, slot)
-                await around.rootd.create_slot(slot)
+                if not ready:
+                    await around.rootd.create_slot(slot)
             async with self._stage(Stage.DISK):
                 self._hold(Kind.FILES)
                 self._undo.push_async_callback(around.releases.files, self.op)

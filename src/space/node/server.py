@@ -67,14 +67,15 @@ def compose(instance: Instance, settings: Settings, trace: Trace = no_trace) -> 
     """The node with everything it stands on, within the event loop."""
     ledger = Ledger(instance.node_data / "ledger.db")
     rootd = RootdClient(instance.rootd_socket)
+    releases = Releases(rootd, ledger)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     around = Surroundings(
         rootd=rootd,
         vmm=QemuVmm(rootd, instance),
         ledger=ledger,
         gate=Gate(capacity(settings, memory_total_mib=memory, processors=len(os.sched_getaffinity(0)))),
-        slots=Slots(ledger),
-        releases=Releases(rootd, ledger),
+        slots=Slots(ledger, rootd, releases),
+        releases=releases,
         # milliseconds since 1970, so that revisions also grow from one node's life to the next
         board=Board(time.time_ns() // 1_000_000),
         accelerators=Accelerators(settings.accelerator, instance.node_data, device_is_there=kvm_is_there(), boot_id=host_boot_id()),

@@ -6,6 +6,7 @@ Each instance is looked at by what hangs on its name and uids, so that instances
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from space.config.instance import Instance, instances
 from space.host import namespaces
+from space.node.limits import READY_SLOTS
 
 Things = frozenset[str]
 
@@ -29,11 +31,18 @@ def of_instance(instance: Instance) -> Things:
 
 
 def of_sandboxes(instance: Instance) -> Things:
-    """What the sandboxes of a running instance hold: VMMs, namespaces, mounts, cgroups, directories, sockets."""
+    """What the sandboxes of a running instance hold: VMMs, namespaces, mounts, cgroups, directories, sockets.
+
+    Beside living sandboxes a node keeps up to READY_SLOTS slots of nobody; more of them are a leak, and so is any once no sandbox is there.
+    """
     found = set(_processes(instance, range(instance.vm_uid(0), instance.uid_range.stop)))
     found |= {thing for thing in _kernel_things(instance) if not thing.endswith(f"/{instance.cgroup}")}
     for directory in (instance.sandboxes, instance.run / "vm", instance.run / "netns"):
         found |= {f"file {path}" for path in _entries(directory)}
+    used = _used_slots(instance)
+    spare = [path for path in _entries(instance.run / "netns") if int(path.name) not in used]
+    if used and len(spare) <= READY_SLOTS:
+        found -= {f"{kind} {path}" for path in spare for kind in ("file", "mount")}
     return frozenset(found)
 
 
@@ -91,6 +100,16 @@ def _processes(instance: Instance, uids: range) -> Iterator[str]:
         if (owner in uids or named or f"/{instance.cgroup}/" in groups + "/") and namespaces.start_time(int(entry.name)) is not None:
             words = command.replace(b"\0", b" ").decode(errors="replace").strip()
             yield f"process {entry.name} of uid {owner}: {words[:160]}"
+
+
+def _used_slots(instance: Instance) -> set[int]:
+    found = set()
+    for path in _entries(instance.sandboxes):
+        try:
+            found.add(int(json.loads((path / "sandbox.json").read_text())["slot"]))
+        except OSError:  # half made, or half gone
+            continue
+    return found
 
 
 def _kernel_things(instance: Instance) -> Iterator[str]:

@@ -75,12 +75,14 @@ class MemoryNode:
         guests: Callable[[], AnyGuest] = FakeGuest,
         capacity: Capacity = ROOMY,
         trace: Trace = no_trace,
+        ready_slots: int = 0,
     ) -> None:
         self.host = host or MemoryHost()
         self.path = directory / "node.sock"
         self._directory = directory
         self._capacity = capacity
         self._trace = trace
+        self._ready_slots = ready_slots
         self._guests = guests
         self._lifeline: Lifeline | None = None
         self._door: Door | None = None
@@ -100,13 +102,14 @@ class MemoryNode:
         self._lifeline = Lifeline(self.host)
         ledger = Ledger(self._directory / "ledger.db")
         rootd: Any = self._lifeline  # a proxy of `MemoryHost`
+        releases = Releases(rootd, ledger)
         around = Surroundings(
             rootd=rootd,
             vmm=FakeVmm(rootd, self._guests),
             ledger=ledger,
             gate=Gate(self._capacity),
-            slots=Slots(ledger),
-            releases=Releases(rootd, ledger),
+            slots=Slots(ledger, rootd, releases, ready=self._ready_slots),
+            releases=releases,
             board=Board(),
             accelerators=Accelerators("tcg", self._directory, device_is_there=False, boot_id="boot"),
             trace=self._trace,

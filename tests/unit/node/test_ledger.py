@@ -8,10 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from space.model.errors import NoCapacity
 from space.model.sandbox import Phase
 from space.node.ledger import Holding, Kind, Ledger, Record
-from space.node.slots import Slots
 
 RECORD = Record("sb-a", "acme", 1, "base", "ab" * 8, 1, 512, 2048, {"A": "b"}, Phase.RUNNING, "tcg", None, {"boot": 1.5})
 
@@ -47,13 +45,3 @@ def test_a_ledger_of_another_version_is_refused(tmp_path: Path) -> None:
     database.close()
     with pytest.raises(RuntimeError, match="schema 7, this version knows 1"):
         Ledger(path)
-
-
-def test_slots_are_the_lowest_free_numbers_and_run_out(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger.db")
-    slots = Slots(ledger, 3)
-    assert [slots.take(f"sb-{n}", 1, "acme") for n in range(3)] == [0, 1, 2]
-    with pytest.raises(NoCapacity, match="all 3 slots"):
-        slots.take("sb-x", 1, "acme")
-    ledger.release(Kind.SLOT, "1")
-    assert slots.take("sb-y", 1, "acme") == 1
