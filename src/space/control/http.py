@@ -198,8 +198,8 @@ class Server(uvicorn.Server):
 
 
 def config(app: Any, *, certificate: str | None = None, key: str | None = None) -> uvicorn.Config:
-    """uvicorn's, with nothing of it left to chance."""
-    return uvicorn.Config(
+    """uvicorn's, with nothing of it left to chance. certificate: a PEM file, which holds the key too without `key`. InvalidArgument."""
+    made = uvicorn.Config(
         app,
         http=Protocol,
         ws="none",
@@ -216,3 +216,11 @@ def config(app: Any, *, certificate: str | None = None, key: str | None = None) 
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )
+    try:
+        made.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise InvalidArgument(
+            f"the TLS certificate and key cannot be used: {error.strerror or error}",
+            hint="tls_certificate and tls_key name PEM files that belong together, the key without a passphrase",
+        ) from error
+    return made

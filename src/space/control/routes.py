@@ -190,11 +190,7 @@ ROUTES: tuple[Route, ...] = (
         "Run a command, attached to this request: leaving kills it",
         Access.TENANT,
         handlers.run_process,
-        (
-            Reply(
-                200, "Its life as frames or lines, ended by one exit or error", {frames.MEDIA_TYPE: None, NDJSON: None}, ExitStatus
-            ),
-        ),
+        (Reply(200, "Its life as frames or lines, ended by one exit or error", {frames.MEDIA_TYPE: None, NDJSON: None}, ExitStatus),),
         errors=_GUEST,
         query=(Query("stream", "1: this version runs attached processes only", {"type": "boolean"}, required=True),),
         body=Body({_JSON: ProcessRequest, frames.PROCESS_MEDIA_TYPE: None}),

@@ -1,6 +1,6 @@
 """The composition root of the control process.
 
-    python -I -m space.control.server --instance NAME --listen-fd N [--ready-fd N]
+    python -I -m space.control.server --instance NAME --listen-fd N [--ready-fd N] [--tls-fd N]
 
 serve binds the socket and starts this under control's uid. It is ready when the node has answered, or on loopback after
 some seconds without it: reads are answered then, and everything else says `unavailable`. SIGTERM finishes what is in hand
@@ -18,6 +18,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -86,13 +87,23 @@ async def compose(instance: Instance, settings: Settings) -> AsyncIterator[Servi
         await asyncio.to_thread(store.close)
 
 
-async def run(instance: Instance, settings: Settings, listener: socket.socket, ready_fd: int | None) -> None:
+def web(app: Any, settings: Settings, tls_fd: int | None) -> http.Server:
+    """The server; with the certificate and key that serve read for us, or else as this uid can read them."""
+    if tls_fd is None:
+        return http.Server(http.config(app, certificate=settings.tls_certificate, key=settings.tls_key))
+    try:
+        return http.Server(http.config(app, certificate=f"/proc/self/fd/{tls_fd}"))
+    finally:
+        os.close(tls_fd)
+
+
+async def run(instance: Instance, settings: Settings, listener: socket.socket, ready_fd: int | None, tls_fd: int | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Refused: the node must not be served at this address."""
     async with compose(instance, settings) as services:
+        server = web(Api(services), settings, tls_fd)
         following = asyncio.create_task(services.link.run(), name="node link")
         try:
             await _first_node(services.link, following, patient=not is_loopback(settings.host))
-            server = http.Server(http.config(Api(services), certificate=settings.tls_certificate, key=settings.tls_key))
             following.add_done_callback(lambda _: server.stop())
             serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
             if ready_fd is not None:
@@ -142,6 +153,7 @@ def main() -> int:
     parser.add_argument("--instance", required=True)
     parser.add_argument("--listen-fd", required=True, type=int)
     parser.add_argument("--ready-fd", type=int)
+    parser.add_argument("--tls-fd", type=int, help="a file with certificate and key, instead of those that the settings name")
     parser.add_argument("--data-root", type=Path, default=DATA_ROOT, help="for tests: where instances are")
     parser.add_argument("--run-root", type=Path, default=RUN_ROOT, help="for tests")
     options = parser.parse_args()
@@ -154,7 +166,7 @@ def main() -> int:
     listener.set_inheritable(False)
     try:
         hold(instance.control_data, "control")
-        uvloop.run(run(instance, load_effective(instance), listener, options.ready_fd))
+        uvloop.run(run(instance, load_effective(instance), listener, options.ready_fd, options.tls_fd))
     except (SpaceError, Refused) as error:
         log.error("%s", error)  # noqa: TRY400 - its words are enough
         return 1

@@ -21,7 +21,7 @@ from space.config import settings as config
 from space.config.instance import DATA_ROOT, RUN_ROOT, SETTINGS_ROOT, Instance, abandoned, claim, mark_ephemeral
 from space.host import syscalls
 from space.model.errors import Internal, InvalidArgument, SpaceError
-from space.serve import kernel, layout, records, runtime, verdict
+from space.serve import kernel, layout, records, runtime, tls, verdict
 from space.serve.service import Command, Process, Role, module_command
 from space.serve.supervisor import Supervisor
 
@@ -88,6 +88,7 @@ def serve(request: Request, command: Command | None = None) -> None:
                 f"services do not run from here: {objection}", hint="`make setup` installs a runtime; --dev permits this one"
             )
     settings = config.load(SETTINGS_ROOT / f"{request.instance}.toml", request.overrides)
+    tls.pem(settings)  # before anything is started
     _ensure_storage()
     _remove_abandoned()
     instance = claim(request.instance, ephemeral=request.ephemeral)
@@ -99,7 +100,7 @@ def serve(request: Request, command: Command | None = None) -> None:
             mark_ephemeral(instance)  # it may have been there before
         config.save_effective(instance, settings)
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # orphaned VMMs and helpers end up here and are reaped
-        run(instance, settings, request, command or module_command(instance.name))
+        run(instance, settings, request, command or module_command(instance.name, tls=settings.tls_key is not None))
 
 
 def run(instance: Instance, settings: config.Settings, request: Request, command: Command) -> None:
@@ -120,7 +121,13 @@ def run(instance: Instance, settings: config.Settings, request: Request, command
             records.save(instance.services, (records.Record(each.role.name, each.pid, each.started, boot, build) for each in running))
 
         supervisor = Supervisor(
-            roles, command=command, listeners=listeners, log=lambda role: instance.log / f"{role}.log", changed=changed, say=say
+            roles,
+            command=command,
+            listeners=listeners,
+            log=lambda role: instance.log / f"{role}.log",
+            changed=changed,
+            say=say,
+            tls=lambda: tls.pem(settings),
         )
         undo.callback(supervisor.close)
         if request.parent_fd is not None:

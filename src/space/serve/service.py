@@ -1,8 +1,9 @@
 """One service process: what it is, how it is started under its uid, how it is stopped.
 
 A service is `<python> -I -m space.<role>.server --instance NAME --listen-fd N --ready-fd N`. It inherits its listener, a
-pipe on which it says that it is ready, its log, and nothing else: no descriptor, no environment, no terminal, no way back
-to root. It outlives its supervisor on purpose: sandboxes and requests go on while serve is replaced.
+pipe on which it says that it is ready, its log, control its certificate and key as well (`--tls-fd N`), and nothing else: no
+descriptor, no environment, no terminal, no way back to root. It outlives its supervisor on purpose: sandboxes and requests
+go on while serve is replaced.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from space.host import namespaces, syscalls
+from space.serve.tls import held
 
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 _OPEN_FILES = 65_536
-LISTEN_FD, READY_FD = 3, 4
+LISTEN_FD, READY_FD, TLS_FD = 3, 4, 5
 _LOG_LIMIT = 8 << 20
 
 Command = Callable[["Role", int, int], list[str]]
@@ -56,32 +58,42 @@ class Process:
         self.ready = None
 
 
-def module_command(instance: str) -> Command:
+def module_command(instance: str, *, tls: bool = False) -> Command:
     """The command line of the real services, by the interpreter that runs this."""
 
     def command(role: Role, listen_fd: int, ready_fd: int) -> list[str]:
         return [
             sys.executable, "-I", "-m", f"space.{role.name}.server",
             "--instance", instance, "--listen-fd", str(listen_fd), "--ready-fd", str(ready_fd),
+            *(("--tls-fd", str(TLS_FD)) if tls and role.name == "control" else ()),
         ]  # fmt: skip
 
     return command
 
 
-def start(role: Role, command: Command, listener: socket.socket, log: Path, record: Callable[[Process], None] = lambda _: None) -> Process:
+def start(
+    role: Role,
+    command: Command,
+    listener: socket.socket,
+    log: Path,
+    record: Callable[[Process], None] = lambda _: None,
+    *,
+    tls: bytes | None = None,
+) -> Process:
     """Start it; it is not ready yet. OSError when the process cannot be made.
 
     The child waits until `record` has returned: if this process dies before, so does the child, and none runs that nobody knows of.
     """
     ready_read, ready_write = os.pipe2(os.O_CLOEXEC)
     log_fd = _open_log(log)
+    tls_fd = None if tls is None else held(tls)
     argv = command(role, LISTEN_FD, READY_FD)
     go_read, go = os.pipe2(os.O_CLOEXEC)
     try:
         pid = os.fork()
         if pid == 0:
             os.close(go)
-            _become(role, argv, go_read, listener.fileno(), ready_write, log_fd)
+            _become(role, argv, go_read, [listener.fileno(), ready_write, *([] if tls_fd is None else [tls_fd])], log_fd)
         # The child is ours and unreaped: its pid cannot mean anybody else yet.
         process = Process(role, pid, os.pidfd_open(pid), namespaces.start_time(pid) or 0, ready_read)
         try:
@@ -95,12 +107,13 @@ def start(role: Role, command: Command, listener: socket.socket, log: Path, reco
         os.close(ready_read)
         raise
     finally:
-        for descriptor in (ready_write, log_fd, go_read, go):
-            os.close(descriptor)
+        for descriptor in (ready_write, log_fd, go_read, go, tls_fd):
+            if descriptor is not None:
+                os.close(descriptor)
     return process
 
 
-def _become(role: Role, argv: list[str], go: int, listener: int, ready: int, log: int) -> None:
+def _become(role: Role, argv: list[str], go: int, handed: list[int], log: int) -> None:
     """In the child: wait for a byte on `go`, then become the service. Never returns."""
     try:
         os.setsid()
@@ -109,7 +122,7 @@ def _become(role: Role, argv: list[str], go: int, listener: int, ready: int, log
             signal.signal(number, signal.SIG_DFL)
         if os.read(go, 1) != b"g":
             os._exit(1)  # serve died, or failed, before this process was recorded
-        _arrange_descriptors(listener, ready, log)
+        _arrange_descriptors(handed, log)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         # A container may withhold CAP_SYS_RESOURCE: then the limit that we were given is what there is.
         files = min(_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
@@ -129,16 +142,16 @@ def _become(role: Role, argv: list[str], go: int, listener: int, ready: int, log
         os._exit(127)
 
 
-def _arrange_descriptors(listener: int, ready: int, log: int) -> None:
+def _arrange_descriptors(handed: list[int], log: int) -> None:
     # First out of the way, so that no target is one of the sources.
-    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 64) for descriptor in (listener, ready, log)]
+    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 64) for descriptor in (log, *handed)]
     null = os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, 0)
-    os.dup2(high[2], 1)
-    os.dup2(high[2], 2)
-    os.dup2(high[0], LISTEN_FD)
-    os.dup2(high[1], READY_FD)
-    os.closerange(READY_FD + 1, 1 << 20)
+    os.dup2(high[0], 1)
+    os.dup2(high[0], 2)
+    for target, descriptor in enumerate(high[1:], LISTEN_FD):
+        os.dup2(descriptor, target)
+    os.closerange(LISTEN_FD + len(handed), 1 << 20)
 
 
 def _open_log(log: Path) -> int:

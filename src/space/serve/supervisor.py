@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from space.model.errors import Unavailable
+from space.model.errors import SpaceError, Unavailable
 from space.serve.service import Command, Process, Role, log_tail, start, stop
 
 FIRST_DELAY = 0.1
@@ -52,7 +52,10 @@ class _Post:
 
 
 class Supervisor:
-    """Owns the services of one instance. `changed` is told the running processes before a new one does anything; `say` gets sentences."""
+    """Owns the services of one instance.
+
+    `changed` is told the running processes before a new one does anything; `say` gets sentences; `tls` gives control's certificate and key.
+    """
 
     def __init__(
         self,
@@ -63,10 +66,11 @@ class Supervisor:
         log: Callable[[str], Path],
         changed: Callable[[Sequence[Process]], None],
         say: Callable[[str], None],
+        tls: Callable[[], bytes | None] = lambda: None,
     ) -> None:
         self._posts = {role.name: _Post(role) for role in roles}
         self._command, self._listeners, self._log = command, listeners, log
-        self._changed, self._say = changed, say
+        self._changed, self._say, self._tls = changed, say, tls
         self._statuses: dict[int, int] = {}
         self._why_stop: str | None = None
         self._running = False
@@ -159,13 +163,14 @@ class Supervisor:
             others = [other.process for other in self._posts.values() if other.process is not None]
             self._changed([*others, process])
 
-        post.process = process = start(post.role, self._command, self._listeners[name], self._log(name), record)
+        tls = self._tls() if name == "control" else None
+        post.process = process = start(post.role, self._command, self._listeners[name], self._log(name), record, tls=tls)
         self._watch(post, process)
 
     def _restart(self, post: _Post) -> None:
         try:
             self._start(post)
-        except OSError as error:  # no processes, no memory: a death like any other
+        except (OSError, SpaceError) as error:  # no processes, no memory, a key that went away: a death like any other
             post.backoff, delay = post.backoff.after(0)
             post.due = time.monotonic() + delay
             self._say(f"{post.role.name} cannot be started: {error}; again in {delay:g} s")

@@ -19,7 +19,7 @@ from space.config.instance import Instance
 from space.config.settings import Settings
 from space.host import namespaces
 from space.serve import layout, records
-from space.serve.main import Request, address, parse, run
+from space.serve.main import Request, address, main, parse, run
 from space.serve.service import Command, log_tail
 
 Commands = Callable[..., Command]
@@ -190,6 +190,40 @@ def test_a_second_serve_of_the_instance_gives_up(serve: Callable[..., Serve], ca
     one.endpoint()
     assert serve().wait() == 1
     assert f"is served already, by pid {one.pid}" in capfd.readouterr().err
+
+
+def test_control_gets_a_certificate_and_key_that_its_uid_cannot_read(
+    instance: Instance, serve: Callable[..., Serve], ask: Ask, tmp_path: Path
+) -> None:
+    (tmp_path / "cert.pem").write_text("certificate")
+    key = tmp_path / "key.pem"
+    key.write_text("key")
+    key.chmod(0o600)
+    one = serve(Settings(port=0, tls_certificate=str(tmp_path / "cert.pem"), tls_key=str(key)))
+    endpoint = one.endpoint()
+    assert str(endpoint["url"]).startswith("https://")
+    facts = ask(("127.0.0.1", port_of(endpoint)))
+    assert facts["tls"] == "certificate\nkey"
+    assert facts["uids"] == [instance.control_uid] * 3
+    assert "tls" not in ask(instance.node_socket)
+
+
+@pytest.mark.parametrize("missing", ["tls_certificate", "tls_key"])
+def test_a_certificate_or_key_that_cannot_be_read_is_one_sentence(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setattr("space.serve.main._ensure_storage", lambda: pytest.fail("something was started"))
+    sets = []
+    for name in ("tls_certificate", "tls_key"):
+        path = tmp_path / name
+        if name != missing:
+            path.write_text("PEM")
+        sets += ["--set", f"{name}={path}"]
+    assert main(["--dev", *sets]) == 1
+    lines = capfd.readouterr().err.splitlines()
+    assert lines == [
+        f"space serve: cannot read {missing} {tmp_path / missing}: No such file or directory (serve reads it as root; PEM is wanted)"
+    ]
 
 
 def test_the_address_is_one_that_this_machine_can_reach() -> None:
