@@ -174,6 +174,20 @@ def test_usage_grows_with_a_guest_that_computes(host: RootHost) -> None:
     os.close(pidfd)
 
 
+def test_usage_counts_what_the_kernel_killed_for_want_of_memory(host: RootHost) -> None:
+    request = host.prepare(memory_mib=64)
+    assert host.ask(lambda client: client.usage(request.sandbox, 1)).oom_kills == 0
+    tree = host.tree().child(request.sandbox)
+
+    def greedy() -> bytes:
+        tree.add(os.getpid())
+        return bytes(bytearray(b"x") * (300 << 20))[:1]  # the cgroup allows 144 MiB
+
+    with pytest.raises(process.ProcessFailed):
+        process.forked(greedy)
+    assert host.ask(lambda client: client.usage(request.sandbox, 1)).oom_kills == 1
+
+
 def test_vmm_whose_record_cannot_be_written_does_not_stay(unserved: RootHost, monkeypatch: pytest.MonkeyPatch) -> None:
     place = sandboxes.open_place(unserved.instance)
     try:

@@ -210,6 +210,12 @@ class Tree:
         stat = (self.hierarchies.unified / self.name / "cpu.stat").read_text()
         return next(int(line.split()[1]) for line in stat.splitlines() if line.startswith("usage_usec"))
 
+    def oom_kills(self) -> int:
+        """How many of its processes the kernel has killed for want of memory; 0 where the kernel does not count (before 4.13)."""
+        name = "memory.events" if "memory" in self.hierarchies.in_unified else "memory.oom_control"
+        counts = dict(line.split() for line in (self.directory("memory") / name).read_text().splitlines())
+        return int(counts.get("oom_kill", 0))
+
     # -- ending it -----------------------------------------------------------------------------------------------
     def kill(self) -> None:
         """Send SIGKILL to everything in it and return at once; nothing there is fine."""

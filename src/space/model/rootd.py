@@ -14,7 +14,7 @@ beside it where said. Every operation is idempotent by (sandbox, generation).
 | adopt_vmm | SandboxOp | alive, and a pidfd as descriptor if alive |
 | kill_vmm | SandboxOp | everything in the sandbox's cgroup is sent SIGKILL; returns at once |
 | destroy_sandbox | SandboxOp | refused (`conflict`) while the VMM lives; files, sockets, cgroups gone after |
-| usage | SandboxOp | memory_bytes, cpu_usec of the sandbox's cgroup |
+| usage | SandboxOp | memory_bytes, cpu_usec, oom_kills (processes that the kernel killed for want of memory) of the sandbox's cgroup |
 """
 
 from __future__ import annotations

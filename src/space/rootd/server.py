@@ -91,7 +91,7 @@ class Rootd:
             sandboxes.destroy(self.place, record)
         else:
             tree = self.place.tree(sandboxes.get(self.place, record).sandbox)
-            return {"memory_bytes": tree.memory_bytes(), "cpu_usec": tree.cpu_usec()}, None
+            return {"memory_bytes": tree.memory_bytes(), "cpu_usec": tree.cpu_usec(), "oom_kills": tree.oom_kills()}, None
         return {}, None
 
     # -- the boundary --------------------------------------------------------------------------------------------

@@ -47,10 +47,11 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """A sandbox's cgroup: memory now, CPU time so far."""
+    """A sandbox's cgroup: memory now, CPU time so far, and how many of its processes the kernel killed for want of memory."""
 
     memory_bytes: int
     cpu_usec: int
+    oom_kills: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ class RootdClient:
     async def usage(self, sandbox: str, generation: int) -> Usage:
         """Memory and CPU of the sandbox's cgroup."""
         values = (await self._ask("usage", SandboxOp(sandbox, generation))).values
-        return _read(lambda: Usage(int(values["memory_bytes"]), int(values["cpu_usec"])))
+        return _read(lambda: Usage(int(values["memory_bytes"]), int(values["cpu_usec"]), int(values["oom_kills"])))
 
     async def aclose(self) -> None:
         """Close the connection; what is in flight fails."""

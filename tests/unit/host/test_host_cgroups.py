@@ -58,6 +58,8 @@ def test_limits_and_usage_in_v2(tmp_path: Path) -> None:
     (own / "memory.current").write_text("4096\n")
     (own / "cpu.stat").write_text("usage_usec 1234\nuser_usec 1000\n")
     assert (tree.memory_bytes(), tree.cpu_usec()) == (4096, 1234)
+    (own / "memory.events").write_text("low 0\nhigh 0\nmax 17\noom 3\noom_kill 2\n")
+    assert tree.oom_kills() == 2
 
 
 def test_limits_and_usage_in_v1(tmp_path: Path) -> None:

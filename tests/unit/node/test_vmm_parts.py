@@ -9,18 +9,22 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from space.model.errors import DeadlineExceeded, NoCapacity, ProtocolError, SandboxDied, Unavailable
+from space.model.errors import DeadlineExceeded, NoCapacity, NotFound, ProtocolError, SandboxDied, Unavailable
+from space.model.rootd import SandboxOp
 from space.node import limits
 from space.node.pidfd import Pidfd
 from space.node.vmm.accelerator import Accelerators, Verdict, load, without_probe
 from space.node.vmm.console import Console, last_lines
 from space.node.vmm.pace import Pace
+from space.node.vmm.qemu import QemuMachine
 from space.node.vmm.qmp import Qmp
+from space.rpc.rootd_client import Usage
 
 GREETING = b'{"QMP": {"version": {}, "capabilities": []}}\r\n'
 
@@ -187,6 +191,37 @@ async def test_the_end_of_a_process_that_is_not_watched_by_wait_is_seen() -> Non
     pidfd.close()
     pidfd.close()
     child.wait()
+
+
+class Kernel:
+    """rootd, as far as it tells what the kernel killed."""
+
+    def __init__(self, answer: Usage | Exception) -> None:
+        self._answer = answer
+
+    async def usage(self, sandbox: str, generation: int) -> Usage:
+        assert (sandbox, generation) == ("sb-a", 1)
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (Usage(1, 1, oom_kills=1), "the kernel killed the VMM: it used all the memory that its cgroup allows"),
+        (Usage(1, 1), "the VMM was killed or crashed"),
+        (NotFound("it is gone already"), "the VMM was killed or crashed"),
+    ],
+)
+async def test_a_vmm_that_ran_out_of_memory_is_told_apart(answer: Usage | Exception, reason: str, tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)  # noqa: ASYNC220 (nobody else is kept waiting)
+    rootd: Any = Kernel(answer)
+    machine = QemuMachine(rootd, SandboxOp("sb-a", 1), Pidfd(os.pidfd_open(child.pid)), tmp_path)
+    child.kill()
+    assert await machine.wait() == reason
+    child.wait()
+    await machine.aclose()
 
 
 @pytest.mark.parametrize(

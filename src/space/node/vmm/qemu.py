@@ -139,7 +139,15 @@ class QemuMachine:
                 why = str(data.get("reason", ""))[:40] if isinstance(data, dict) else ""
                 # a microvm has no power switch: the guest's daemon, too, ends it by a reset
                 return "the guest shut itself down" if why.startswith("guest-") else "the VMM shut down"
+        if await self._ran_out_of_memory():
+            return "the kernel killed the VMM: it used all the memory that its cgroup allows"
         return "the VMM was killed or crashed"
+
+    async def _ran_out_of_memory(self) -> bool:
+        with suppress(SpaceError, OSError, TimeoutError):  # without an answer the reason is shorter
+            async with asyncio.timeout(1.0):
+                return (await self._rootd.usage(self._op.sandbox, self._op.generation)).oom_kills > 0
+        return False
 
 
 class QemuVmm:
