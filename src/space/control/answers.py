@@ -1,15 +1,13 @@
-"""What handlers return, and how it goes out. A stream that fails after its head is cut off: never a clean end after a fault."""
+"""Whole answers of handlers, and how they go out. Those that stream are `processes` and `trees`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import Send
 
 from space.control import wire
-from space.control.call import ClientGone, CutOff
 from space.control.problems import MEDIA_TYPE, describe, headers
 from space.model.errors import SpaceError
 
@@ -30,27 +28,6 @@ class Answer:
             head["Content-Type"] = self.media_type
         await send({"type": "http.response.start", "status": self.status, "headers": _raw(head)})
         await send({"type": "http.response.body", "body": self.body})
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """A chunked answer. chunks: its end is the end of the answer; a fault in it cuts the connection."""
-
-    media_type: str
-    chunks: AsyncIterator[bytes]
-
-    async def send(self, send: Send) -> None:
-        """Send it as it comes."""
-        head = {"Content-Type": self.media_type, "Cache-Control": "no-store"}
-        await send({"type": "http.response.start", "status": 200, "headers": _raw(head)})
-        try:
-            async for chunk in self.chunks:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        except SpaceError as error:
-            raise CutOff(error) from error
-        except ClientGone:
-            raise
-        await send({"type": "http.response.body", "body": b""})
 
 
 def value(answer: Any, status: int = 200) -> Answer:

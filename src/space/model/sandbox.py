@@ -65,17 +65,6 @@ class SandboxInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessSpec:
-    """A command. argv: at least the program. cwd: absolute, or None for the user's home. timeout_ms: None for no limit."""
-
-    argv: tuple[str, ...]
-    cwd: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    user: str | None = None
-    timeout_ms: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ExitStatus:
     """How a process ended: exactly one of `code` (0 to 255) and `signal` (1 to 64) is set. `*_bytes`: all that it wrote."""
 
