@@ -20,6 +20,7 @@ from space.host import namespaces, syscalls
 
 _STANDARD = Path("/sys/fs/cgroup")
 NEEDED = ("memory", "pids", "cpu")
+LEAF = "space-init"  # who was in the root of a container's v2 hierarchy, while instances have cgroups in it
 _V1_EXTRA = ("cpuacct", "freezer")  # in v2 these are part of every cgroup
 
 
@@ -161,11 +162,9 @@ class Tree:
             # A container's root of v2 is no real root: it must hold no process before its children may have controllers.
             if error.errno != errno.EBUSY or path != self.hierarchies.unified:
                 raise
-            leaf = path / "init"
+            leaf = path / LEAF
             leaf.mkdir(exist_ok=True)
-            for pid in _pids(path):
-                with suppress(ProcessLookupError):
-                    (leaf / "cgroup.procs").write_text(str(pid))
+            _move_all(path, leaf)
             (path / "cgroup.subtree_control").write_text(" ".join(wanted))
 
     def limit(self, *, memory_bytes: int, pids: int, cpu_quota_usec: int, cpu_period_usec: int) -> None:
@@ -262,6 +261,31 @@ class Tree:
         for top in self.directories():
             for path in reversed(list(_below(top))) if top.is_dir() else ():
                 _remove(path, deadline)
+
+
+def give_back(hierarchies: Hierarchies) -> None:
+    """Undo what `create` did to a container's root of v2, unless somebody has a cgroup in it: that one's limits need it to be so.
+
+    OSError when it does not go back.
+    """
+    root = hierarchies.unified
+    if root is None or not (root / LEAF).is_dir():
+        return
+    if any(entry.is_dir() and entry.name != LEAF for entry in root.iterdir()):
+        return
+    # With processes in it no controller that takes whole processes was enabled before us, and without children none is of use.
+    if enabled := (root / "cgroup.subtree_control").read_text().split():
+        (root / "cgroup.subtree_control").write_text(" ".join(f"-{name}" for name in enabled))
+    _move_all(root / LEAF, root)
+    (root / LEAF).rmdir()
+
+
+def _move_all(source: Path, target: Path) -> None:
+    """Until nothing is left there: a process may fork while it is moved."""
+    while pids := _pids(source):
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                (target / "cgroup.procs").write_text(str(pid))
 
 
 def _remove(path: Path, deadline: float) -> None:

@@ -33,6 +33,7 @@ def sweep(instance: Instance, *, data: bool = False) -> list[str]:
         lambda: _end_processes(instance, tree),
         lambda: _unmount(instance),
         tree.remove,
+        lambda: cgroups.give_back(hierarchies),
         lambda: _remove(instance.sandboxes.parent, instance.sandboxes.name),
         lambda: _remove(instance.run.parent, instance.run.name),
     ):

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from space.config.instance import DATA_ROOT, RUN_ROOT, Instance, instances
-from space.host import namespaces
+from space.host import cgroups, namespaces
 from space.model.errors import SpaceError
 from space.setup import command, deps, runtime, shelf, storage
 from space.setup.faults import SetupFailed
@@ -28,7 +28,7 @@ _BUILT = ("guest/target", "build", "dist", "report", ".mypy_cache", ".ruff_cache
 
 
 def main() -> int:
-    """The exit status: 0 when nothing is left."""
+    """The exit status: 0 when nothing is left but what is said."""
     if os.geteuid() != 0:
         complain("what space put on this host belongs to root: clean as root.")
         return 1
@@ -38,8 +38,11 @@ def main() -> int:
     except SpaceError as error:
         complain(str(error))
         return 1
+    for line in stays():
+        print(f"clean: stays: {line}")
     print(
-        "clean: nothing of space is left on this host; Debian packages that set-up installed stay, and so does cargo's own cache of crates"
+        "clean: nothing else of space is left on this host; "
+        "Debian packages that set-up installed stay, and so does cargo's own cache of crates"
     )
     return 0
 
@@ -64,6 +67,22 @@ def clean(checkout: Path) -> list[str]:
             shelf.remove(place)
             done.append(f"removed {place}")
     return done
+
+
+def stays() -> list[str]:
+    """What of ours is left and why, in words: cgroups that another root file system's instances may be using."""
+    found = {}
+    for mount in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, _, right = mount.partition(" - ")
+        if right.startswith("cgroup"):
+            found.update({path.name: path for path in Path(left.split()[4]).glob("space-*")})
+    return [f"cgroup {path}: {_reason(path)}" for _, path in sorted(found.items())]
+
+
+def _reason(path: Path) -> str:
+    if path.name == cgroups.LEAF:
+        return "it has the processes of this container's root cgroup, which somebody's cgroups beside it need to be without any"
+    return "it is of an instance of another root file system on this kernel"
 
 
 def sweep(instance: Instance) -> str:

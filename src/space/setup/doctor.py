@@ -15,7 +15,9 @@ from pathlib import Path
 
 from space.config.artefacts import Store
 from space.config.instance import DATA_ROOT, RUN_ROOT, instances, is_abandoned
+from space.host.cgroups import LEAF
 from space.model.errors import SpaceError
+from space.model.isolation import EMULATED, isolation
 from space.setup import command, deps, runtime, shelf, storage, template
 from space.setup.faults import SetupFailed
 
@@ -170,10 +172,9 @@ def accelerator() -> Check:
         except (OSError, ValueError):
             continue
         if verdict.get("boot_id") == boot:
-            isolation = "hardware-virtualized" if verdict["accelerator"] == "kvm" else "emulated (development only)"
-            return Check("isolation", ok=True, detail=f"isolation: {isolation}; {verdict['why']}")
+            return Check("isolation", ok=True, detail=f"isolation: {isolation(verdict['accelerator'])}; {verdict['why']}")
     if not Path("/dev/kvm").exists():
-        return Check("isolation", ok=True, detail="isolation: emulated (development only); this host has no /dev/kvm")
+        return Check("isolation", ok=True, detail=f"isolation: {EMULATED}; this host has no /dev/kvm")
     return Check("isolation", ok=True, detail="/dev/kvm is there; a probe guest decides when the first sandbox is created")
 
 
@@ -227,7 +228,7 @@ def leftovers() -> Check:
     for mount in Path("/proc/self/mountinfo").read_text().splitlines():
         left, _, right = mount.partition(" - ")
         if right.startswith("cgroup"):
-            groups = [group for group in Path(left.split()[4]).glob("space-*") if group.name not in groups_known]
+            groups = [group for group in Path(left.split()[4]).glob("space-*") if group.name not in {*groups_known, LEAF}]
             empty |= {f"cgroup {group.name}" for group in groups if not any(file.read_text() for file in group.glob("**/cgroup.procs"))}
     found += empty
     found.sort()
