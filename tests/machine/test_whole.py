@@ -17,6 +17,7 @@ import pytest
 import space
 from space.config.instance import instances
 from space.model.errors import GuestError, NoCapacity, NotFound, SpaceError, TooLarge
+from space.model.isolation import EMULATED, HARDWARE
 from space.serve.private import Served
 from space.testing import leaks, machine
 from space.testing.machine import Runtime
@@ -174,7 +175,7 @@ def test_a_full_guest_disk_is_a_typed_error_and_the_sandbox_goes_on(client: spac
 def test_the_isolation_is_said_everywhere(client: space.Client, shared: space.Sandbox) -> None:
     label = client.health()["isolation"]
     assert shared.info().isolation == label
-    assert label in ("emulated (development only)", "kvm")
+    assert label in (EMULATED, HARDWARE)
 
 
 def test_the_host_listens_for_nobody_but_its_own_services(served: Served, shared: space.Sandbox) -> None:

@@ -39,6 +39,7 @@ from space.control.services import Services
 from space.control.store.store import Store
 from space.control.timers import Timers
 from space.model.errors import InvalidArgument, SpaceError
+from space.model.isolation import HARDWARE
 from space.rpc.node_api import NodeInfo
 
 log = logging.getLogger("space.control")
@@ -56,7 +57,7 @@ def check_address(settings: Settings) -> None:
 
 def check_isolation(settings: Settings, info: NodeInfo) -> None:
     """InvalidArgument when guests would be isolated by emulation only, and clients from elsewhere could run code in them."""
-    if info.isolation.startswith("emulated") and not is_loopback(settings.host) and not settings.allow_remote_emulated:
+    if info.isolation != HARDWARE and not is_loopback(settings.host) and not settings.allow_remote_emulated:
         raise InvalidArgument(
             f"the address {settings.host} is not loopback, and this machine's isolation is {info.isolation}, which is no security boundary",
             hint="use a machine with KVM, or set allow_remote_emulated if you know what you do",

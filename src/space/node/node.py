@@ -19,6 +19,7 @@ from space.core.lifecycle.recovery import Adopt, Destroy, DestroyOrphan, Fail, F
 from space.core.lifecycle.table import Refuse, Request, answer
 from space.model.errors import Conflict, InvalidArgument, NotFound, SpaceError
 from space.model.ids import sandbox_id, template_name, tenant_id
+from space.model.isolation import isolation
 from space.model.rootd import SandboxOp
 from space.model.sandbox import DEFAULT_TEMPLATE, MIB, Phase
 from space.node import probe
@@ -26,7 +27,6 @@ from space.node.guest import environment_fits
 from space.node.ledger import Record
 from space.node.sandbox import Sandbox
 from space.node.surroundings import Surroundings
-from space.node.vmm.accelerator import isolation
 from space.rpc.node_api import Create, NodeInfo, SandboxState, Target
 
 log = logging.getLogger(__name__)

@@ -22,6 +22,7 @@ import msgspec
 from space.core.lifecycle import recovery
 from space.core.lifecycle.table import Accept, Ignore, Refuse, Request, answer
 from space.model.errors import Conflict, DeadlineExceeded, Gone, Internal, ProtocolError, SandboxDied, SpaceError
+from space.model.isolation import isolation
 from space.model.rootd import CreateSandbox, SandboxOp
 from space.model.sandbox import Phase
 from space.node import limits
@@ -30,7 +31,6 @@ from space.node.ledger import Holding, Kind, Record
 from space.node.shield import ended
 from space.node.stages import DEADLINES, Stage
 from space.node.surroundings import Surroundings
-from space.node.vmm.accelerator import isolation
 from space.node.vmm.console import last_lines
 from space.node.vmm.seam import Machine, MachinePlan
 from space.rpc.node_api import SandboxState

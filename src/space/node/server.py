@@ -15,7 +15,6 @@ import os
 import resource
 import signal
 import socket
-import struct
 import sys
 import time
 from pathlib import Path
@@ -28,7 +27,6 @@ from space.config.hold import hold
 from space.config.instance import DATA_ROOT, RUN_ROOT, Instance
 from space.config.settings import Settings, load_effective
 from space.core.lifecycle.admission import Capacity
-from space.core.wire.events import NODE
 from space.model.errors import SpaceError
 from space.node import limits
 from space.node.board import Board
@@ -43,11 +41,10 @@ from space.node.verbs import Verbs
 from space.node.vmm.accelerator import Accelerators, host_boot_id, kvm_is_there
 from space.node.vmm.qemu import QemuVmm
 from space.rpc.rootd_client import RootdClient
-from space.rpc.session import Handler, Served
+from space.rpc.session import Door
 
 log = logging.getLogger(__name__)
 
-_PEER = struct.Struct("=iII")
 # What the services and the page cache keep of a machine's memory when no setting says otherwise.
 _RESERVE_MIB = 1024
 _STOPPING = 5.0  # seconds that half-made sandboxes get to be undone; the next node does the rest
@@ -82,49 +79,6 @@ def compose(instance: Instance, settings: Settings, trace: Trace = no_trace) -> 
         trace=trace,
     )
     return Node(around, Store(instance.artefacts))
-
-
-class Door:
-    """The listener: who may connect, and a session for each that may."""
-
-    def __init__(self, listener: socket.socket, uids: frozenset[int], handler: Handler) -> None:
-        listener.setblocking(False)
-        self._listener = listener
-        self._uids = uids
-        self._handler = handler
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def open(self) -> None:
-        """Begin to accept."""
-        asyncio.get_running_loop().add_reader(self._listener, self._accept)
-
-    def close(self) -> None:
-        """Accept nobody any more, and hang up."""
-        asyncio.get_running_loop().remove_reader(self._listener)
-        for task in self._tasks:
-            task.cancel()
-
-    def _accept(self) -> None:
-        try:
-            peer, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return
-        pid, uid, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-        if uid not in self._uids:
-            log.warning("refused a connection of uid %d (pid %d)", uid, pid)
-            peer.close()
-            return
-        task = asyncio.create_task(self._serve(peer), name=f"session of uid {uid}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _serve(self, peer: socket.socket) -> None:
-        served = Served(NODE, self._handler)
-        try:
-            await served.attach([peer])
-            await asyncio.shield(served.finished)
-        finally:
-            await served.aclose()
 
 
 async def run(instance: Instance, settings: Settings, listener: socket.socket, ready_fd: int | None, trace: Trace = no_trace) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import struct
 from collections.abc import Awaitable, Callable
-from typing import Self
 
 from space.core.wire.events import NODE, Broken, Layout, Opened, Renewed, WasReset
 from space.core.wire.mux import Acceptor
@@ -20,6 +20,7 @@ from space.rpc.stream import Stream
 
 Handler = Callable[[Stream, str, bytes], Awaitable[None]]
 _log = logging.getLogger(__name__)
+_PEER = struct.Struct("=iII")  # pid, uid, gid
 
 
 class Served(Link[Acceptor]):
@@ -107,37 +108,55 @@ class Served(Link[Acceptor]):
                 del self._tasks[stream.number]
 
 
-class Server:
-    """Sessions of everybody who connects to a listening UNIX socket. Made by `serve`."""
+class Door:
+    """A listening UNIX socket of the node: who may connect (by uid), and a session for each that does."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, listener: socket.socket, uids: frozenset[int], handler: Handler) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self._uids = uids
         self._handler = handler
-        self._sessions: set[Served] = set()
-        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def begin(self, sock: socket.socket) -> Self:
-        """Listen."""
-        self._server = await asyncio.get_running_loop().create_unix_server(self._accepted, sock=sock)
-        return self
+    def open(self) -> None:
+        """Begin to accept."""
+        asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
-    def _accepted(self) -> asyncio.Protocol:
-        session = Served(NODE, self._handler)
-        self._sessions.add(session)
-        session.finished.add_done_callback(lambda _: self._sessions.discard(session))
-        return session.ends[0]
+    def close(self) -> None:
+        """Accept nobody any more, and hang up. Idempotent."""
+        asyncio.get_running_loop().remove_reader(self._listener)
+        for task in self._tasks:
+            task.cancel()
+
+    async def aclose(self) -> None:
+        """Close, and wait for the handlers."""
+        self.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     @property
     def sessions(self) -> int:
         """How many are connected, or have handlers that still end."""
-        return len(self._sessions)
+        return len(self._tasks)
 
-    async def aclose(self) -> None:
-        """Stop listening, end every session, wait for the handlers. Idempotent."""
-        if self._server is not None:
-            self._server.close()
-        await asyncio.gather(*(session.aclose() for session in list(self._sessions)))
+    def _accept(self) -> None:
+        try:
+            peer, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        pid, uid, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+        if uid not in self._uids:
+            _log.warning("refused a connection of uid %d (pid %d)", uid, pid)
+            peer.close()
+            return
+        task = asyncio.create_task(self._serve(peer), name=f"session of uid {uid}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-
-async def serve(sock: socket.socket, handler: Handler) -> Server:
-    """Serve the control-to-node protocol on a bound or listening UNIX stream socket, until `aclose`. handler: see the module."""
-    return await Server(handler).begin(sock)
+    async def _serve(self, peer: socket.socket) -> None:
+        served = Served(NODE, self._handler)
+        try:
+            await served.attach([peer])
+            await asyncio.shield(served.finished)
+        finally:
+            await served.aclose()

@@ -1,4 +1,4 @@
-"""The opener's side of a session over sockets: a node toward a guest, control toward a node. (`serve`, the other side, is in `served`.)
+"""The opener's side of a session over sockets: a node toward a guest, control toward a node. (The other side is in `served`.)
 
     session = await Session.open_guest(control, bulk, generation, reconnect=False)
     async with await session.open("exec", request) as stream:
@@ -42,10 +42,10 @@ from space.model.errors import (
     from_code,
 )  # fmt: skip
 from space.rpc.link import Link
-from space.rpc.served import Handler, Served, Server, serve
+from space.rpc.served import Door, Handler, Served
 from space.rpc.stream import Buffer, Stream
 
-__all__ = ["Data", "Handler", "Heartbeat", "Message", "Served", "Server", "Session", "Stream", "serve"]
+__all__ = ["Data", "Door", "Handler", "Heartbeat", "Message", "Served", "Session", "Stream"]
 
 # What a guest may say of itself. Any other code of our tree (sandbox_died, unauthenticated, internal ...) is not its to give.
 _GUESTS_CODES = frozenset(

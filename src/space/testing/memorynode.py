@@ -23,13 +23,12 @@ from space.node.gate import Gate
 from space.node.ledger import Ledger
 from space.node.node import Node
 from space.node.release import Releases
-from space.node.server import Door
 from space.node.slots import Slots
 from space.node.stages import Trace, no_trace
 from space.node.surroundings import Surroundings
 from space.node.verbs import Verbs
 from space.node.vmm.accelerator import Accelerators
-from space.rpc.session import Session
+from space.rpc.session import Door, Session
 from space.testing.fakevmm import AnyGuest, FakeVmm
 from space.testing.guest import FakeGuest
 from space.testing.memoryhost import MemoryHost, MemoryVmm

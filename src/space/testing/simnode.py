@@ -23,6 +23,7 @@ import msgspec
 
 from space.core.wire.events import NODE
 from space.model.errors import NotFound, PermissionDenied, SandboxDied, SpaceError, Unsupported
+from space.model.isolation import EMULATED
 from space.rpc import node_api as api
 from space.rpc.session import Data, Served, Stream
 
@@ -43,7 +44,7 @@ class SimSandbox:
 class SimNode:
     """A node in this process. Failures are attributes."""
 
-    def __init__(self, path: Path, *, isolation: str = "emulated (development only)", templates: tuple[str, ...] = ("base",)) -> None:
+    def __init__(self, path: Path, *, isolation: str = EMULATED, templates: tuple[str, ...] = ("base",)) -> None:
         self.path = path
         self.isolation = isolation
         self.templates = templates

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from space.core.lifecycle.admission import VMM_OVERHEAD_MIB, Admission, Capacity, NoRoom
+from space.core.lifecycle.admission import Admission, Capacity, NoRoom
+from space.core.plan.machine import VMM_OVERHEAD_MIB
 
 BIG = Capacity(memory_mib=100_000, sandboxes=100, boots=2, queue=3)
 

@@ -16,9 +16,9 @@ import pytest
 
 from space.model.errors import InvalidArgument, NotFound, SpaceError, TooLarge, Unsupported
 from space.model.ids import new_sandbox_id
-from space.node.server import Door
+from space.model.isolation import EMULATED
 from space.rpc import node_api as api
-from space.rpc.session import Data, Session
+from space.rpc.session import Data, Door, Session
 from space.testing.guest import FakeGuest
 from space.testing.memorynode import MemoryNode
 
@@ -148,7 +148,7 @@ async def test_unknown_verbs_and_requests_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument):
             await session.call("noop", b"\x81\xa1x\x01")
         info = msgspec.msgpack.decode(await session.call("info", api.Empty()), type=api.NodeInfo)
-        assert (info.isolation, info.templates, info.sandboxes) == ("emulated (development only)", ["base"], 1)
+        assert (info.isolation, info.templates, info.sandboxes) == (EMULATED, ["base"], 1)
 
 
 async def test_another_uid_is_turned_away(tmp_path: Path) -> None:

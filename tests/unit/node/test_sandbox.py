@@ -12,6 +12,7 @@ import pytest
 from space.core.lifecycle.admission import Capacity
 from space.model.errors import Conflict, DeadlineExceeded, Gone, NoCapacity, NotFound, SandboxDied, SpaceError
 from space.model.ids import new_sandbox_id
+from space.model.isolation import EMULATED
 from space.node import limits
 from space.node.stages import Stage
 from space.rpc import node_api as api
@@ -70,7 +71,7 @@ async def test_create_goes_through_its_phases_and_times_its_stages(tmp_path: Pat
         seen = await states(session, asked)
         assert [state.phase for state in seen] == ["requested", "preparing", "running"]
         assert list(seen[-1].stages_ms) == [stage.value for stage in Stage]
-        assert seen[-1].isolation == "emulated (development only)"
+        assert seen[-1].isolation == EMULATED
         assert seen[0].revision < seen[1].revision < seen[2].revision
         vmm = sim.host.vmm(asked.sandbox)
         assert vmm is not None

@@ -45,7 +45,7 @@ from space.model.errors import (
     TooLarge,
     Unavailable,
 )  # fmt: skip
-from space.rpc.session import Data, Handler, Heartbeat, Message, Served, Session, Stream, serve
+from space.rpc.session import Data, Door, Handler, Heartbeat, Message, Served, Session, Stream
 
 DONE = msgspec.msgpack.encode(guest.Done())
 CALM = Heartbeat()
@@ -716,7 +716,9 @@ async def node(directory: Path, handler: Handler) -> AsyncIterator[Path]:
     path = directory / f"{secrets.token_hex(4)}.sock"
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.bind(str(path))
-    server = await serve(sock, handler)
+    sock.listen()
+    server = Door(sock, frozenset({os.getuid()}), handler)
+    server.open()
     try:
         yield path
     finally:

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-# A VMM's own memory beside the guest's: translated code (32 MiB) and 48 MiB for the process, as its cgroup's limit has it.
-VMM_OVERHEAD_MIB = 80
+from space.core.plan.machine import VMM_OVERHEAD_MIB
 
 
 @dataclass(frozen=True, slots=True)

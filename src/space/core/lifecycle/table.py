@@ -121,9 +121,6 @@ TABLE: dict[tuple[Phase, Request], Answer] = {
     (_P.DELETING, _R.ENDED): Accept(_P.GONE),
 }
 
-HOLDS_COMPUTE = frozenset({_P.PREPARING, _P.RUNNING, _P.PAUSED})
-"""The phases in which a sandbox may have a VMM."""
-
 
 def answer(phase: Phase, request: Request) -> Answer:
     """What the table says; KeyError names a pair that can only come from a mistake of ours."""

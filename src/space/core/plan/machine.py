@@ -21,6 +21,7 @@ TRANSLATION_MIB: Final = 32  # QEMU's default is 1 GiB outside of the guest's me
 # What QEMU needs beside guest memory and translation buffer. Measured after booting the base template with 256 MiB, 1 GiB and
 # two vCPUs: 19 to 21 MiB (heaps, stacks, firmware). The rest is for the disk's 64 threads, page tables and the cgroup's batches.
 SLACK_MIB: Final = 48
+VMM_OVERHEAD_MIB: Final = TRANSLATION_MIB + SLACK_MIB  # what a VMM takes beside its guest: admission counts it, the cgroup allows it
 # Threads beside the vCPUs: main loop, RCU, and the 64 of the pool for disk requests, with some room.
 _THREADS: Final = 96
 _CPU_PERIOD_USEC: Final = 100_000
@@ -79,7 +80,7 @@ def limits(cpus: int, memory_mib: int) -> Limits:
     whose thread would otherwise be held back by a guest that computes.
     """
     return Limits(
-        memory_bytes=(memory_mib + TRANSLATION_MIB + SLACK_MIB) << 20,
+        memory_bytes=(memory_mib + VMM_OVERHEAD_MIB) << 20,
         pids=cpus + _THREADS,
         cpu_quota_usec=cpus * _CPU_PERIOD_USEC + _CPU_PERIOD_USEC // 2,
         cpu_period_usec=_CPU_PERIOD_USEC,
@@ -139,7 +140,7 @@ def qemu_argv(machine: Machine, fds: Descriptors) -> list[str]:
 
 
 def _disk_limits() -> str:
-    limits = {}
+    limits: dict[str, int] = {}
     for unit, rate in (("bps", DISK_BYTES_PER_SECOND), ("iops", DISK_OPERATIONS_PER_SECOND)):
         limits |= {f"{unit}-total": rate, f"{unit}-total-max": _BURST * rate, f"{unit}-total-max-length": _BURST_SECONDS}
     # as JSON: QEMU 7.2 refuses some of these names when they are written with dots

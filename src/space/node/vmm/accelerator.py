@@ -20,8 +20,6 @@ from space.model.errors import SpaceError, Unavailable
 
 log = logging.getLogger(__name__)
 
-HARDWARE = "hardware-virtualized"
-EMULATED = "emulated (development only)"
 _FILE = "accelerator.json"
 _UNTRIED = "try again; the setting `accelerator` decides without a probe"
 
@@ -39,11 +37,6 @@ class Verdict:
 # Boots a guest of this kernel's template with KVM: None when it said hello, else why it did not; raises when it could not be tried.
 # Leaves nothing.
 Probe = Callable[[str], Awaitable[str | None]]
-
-
-def isolation(accelerator: str) -> str:
-    """What an operator reads about an accelerator."""
-    return HARDWARE if accelerator == "kvm" else EMULATED
 
 
 def without_probe(setting: str, *, device_is_there: bool, boot_id: str, kernel: str, cached: Verdict | None) -> Verdict | None:
