@@ -4,7 +4,7 @@
 //! [`Mux::written`]. Rules that need no caller (PING, repeated HELLO, credit, streams that have ended) are kept in here.
 //! A peer that breaks a rule of one stream loses that stream; one that breaks the framing loses the session.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::decoder::Item;
 use crate::frame::{Greeting, HEADER, Header, Kind, MAX_STREAMS, Pipe, TRAILER, VERSION, append, seq_after, u32_at};
@@ -111,7 +111,8 @@ pub struct Mux {
     out: [Outbox; 2],
     streams: BTreeMap<u32, Stream>,
     last: [u32; 2],
-    reset_early: BTreeSet<u32>,
+    /// Numbers RESET before their OPEN came, oldest first.
+    reset_early: VecDeque<u32>,
 }
 
 impl Mux {
@@ -281,16 +282,26 @@ impl Mux {
                 if self.streams.contains_key(&stream) {
                     return self.known(pipe, header, payload);
                 }
-                if stream > self.last[0].max(self.last[1]) {
-                    if header.kind == Kind::Reset && self.reset_early.len() < MAX_STREAMS {
-                        self.reset_early.insert(stream);
-                    } else {
-                        self.push_reset(stream, &Failure::new("protocol_error", format!("stream {stream} was never opened")));
-                    }
+                let [control, bulk] = self.last;
+                if header.kind == Kind::Reset && stream > control.min(bulk) {
+                    self.remember_reset(stream);
+                } else if stream > control.max(bulk) {
+                    self.push_reset(stream, &Failure::new("protocol_error", format!("stream {stream} was never opened")));
                 }
             }
         }
         None
+    }
+
+    /// It may have overtaken its OPEN on the other pipe. Most are of streams that ended, remembered in vain: so the oldest goes.
+    fn remember_reset(&mut self, stream: u32) {
+        if self.reset_early.contains(&stream) {
+            return;
+        }
+        if self.reset_early.len() >= MAX_STREAMS {
+            self.reset_early.pop_front();
+        }
+        self.reset_early.push_back(stream);
     }
 
     fn open<'a>(&mut self, pipe: Pipe, stream: u32, payload: &'a [u8]) -> Option<Event<'a>> {
@@ -302,7 +313,8 @@ impl Mux {
             mux.push_reset(stream, &Failure::new(code, why));
             None
         };
-        if self.reset_early.remove(&stream) {
+        if let Some(at) = self.reset_early.iter().position(|early| *early == stream) {
+            self.reset_early.remove(at);
             return None;
         }
         if self.streams.len() >= MAX_STREAMS {

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 use space_protocol::frame::{self, Header};
 use space_protocol::messages::{Configure, Empty, Exec, Source, Tree, decode, encode};
-use space_protocol::{Decoder, Failure, Item, Kind, Message, Pipe, Role, Wire};
+use space_protocol::{Decoder, Event, Failure, Item, Kind, Message, Mux, Pipe, Role, Wire};
 
 fn load(name: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/wire").join(name);
@@ -125,6 +125,33 @@ fn streams_decode_to_their_events_however_they_are_cut() {
             let mut events = Vec::new();
             feed(&mut Decoder::new(pipe(row), role), &bytes, step, &mut events);
             assert_eq!(events, want, "{} in steps of {step}", text(row, "name"));
+        }
+    }
+}
+
+#[test]
+fn both_pipes_together_mean_their_events() {
+    let sessions = load("sessions.json");
+    for row in sessions.as_array().unwrap() {
+        let mut mux = Mux::new();
+        let mut decoders = Pipe::ALL.map(|pipe| Decoder::new(pipe, Role::Acceptor));
+        for step in row["steps"].as_array().unwrap() {
+            let bytes = unhex(text(step, "hex"));
+            let decoder = &mut decoders[pipe(step).index()];
+            decoder.room()[..bytes.len()].copy_from_slice(&bytes);
+            decoder.filled(bytes.len());
+            let mut events = Vec::new();
+            while let Some(item) = decoder.next_item() {
+                match mux.take(pipe(step), &item) {
+                    Some(Event::Open { stream, verb, .. }) => {
+                        events.push(serde_json::json!({"event": "open", "stream": stream, "verb": verb}));
+                    }
+                    Some(Event::Reset(stream)) => events.push(serde_json::json!({"event": "reset", "stream": stream})),
+                    None | Some(Event::Begin(_)) => {}
+                    Some(other) => panic!("{other:?} in {}", text(row, "name")),
+                }
+            }
+            assert_eq!(events, *step["events"].as_array().unwrap(), "{}: {step}", text(row, "name"));
         }
     }
 }

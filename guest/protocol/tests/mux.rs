@@ -276,6 +276,21 @@ fn a_reset_that_overtakes_its_open_is_remembered() {
 }
 
 #[test]
+fn a_reset_overtakes_its_open_also_below_numbers_of_the_other_pipe() {
+    let mut link = Link::open();
+    let reset = |link: &mut Link, stream| link.send(Pipe::Control, Kind::Reset, stream, &encode(&Failure::new("gone", "never mind")));
+    let most = MAX_STREAMS as u32;
+    assert_eq!(link.noop(Pipe::Control, most + 2).len(), 1);
+    for stream in 1..=most + 1 {
+        assert_eq!(reset(&mut link, stream), [""; 0]);
+    }
+    assert_eq!(link.noop(Pipe::Bulk, 1), ["1 open noop 1"], "the oldest was forgotten");
+    assert_eq!(link.noop(Pipe::Bulk, 2), [""; 0]);
+    assert_eq!(link.noop(Pipe::Bulk, most + 1), [""; 0]);
+    assert_eq!(link.heard(Pipe::Control), [""; 0]);
+}
+
+#[test]
 fn streams_beyond_the_limit_are_refused() {
     let mut link = Link::open();
     let most = MAX_STREAMS as u32;
