@@ -7,9 +7,11 @@ import hashlib
 import os
 import random
 import re
+import socket
 import subprocess
 import time
 import zlib
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ import space
 from space.config.instance import instances
 from space.model.errors import GuestError, NoCapacity, NotFound, SpaceError, TooLarge
 from space.model.isolation import EMULATED, HARDWARE
+from space.serve import records
 from space.serve.private import Served
 from space.testing import leaks, machine
 from space.testing.machine import Runtime
@@ -191,21 +194,61 @@ def test_the_host_listens_for_nobody_but_its_own_services(served: Served, shared
     assert ours - {str(run / "rootd.sock"), str(run / "node.sock")} <= {
         str(run / "vm" / shared.id / name) for name in ("qmp.sock", "control.sock", "bulk.sock", "serial.sock")
     }
-    inodes: dict[str, int] = {}
-    uids = served.instance.uid_range
-    tables = [Path(f"/proc/net/{name}") for name in ("tcp", "tcp6", "udp", "udp6", "raw", "packet")]
-    for line in [line for table in tables if table.exists() for line in table.read_text().splitlines()[1:]]:
-        fields = line.split()
-        if fields[3] == "0A":
-            inodes[fields[9]] = int(fields[1].rsplit(":", 1)[1], 16)
-    ports = set()
+    pids = processes(served)
+    assert {served.pid, *machine.vmm_pids(served.instance)} < pids  # root's too
+    assert len(pids) >= 5, "serve, rootd, node, control, a VMM"
+    port = int(served.url.rsplit(":", 1)[1])
+    assert {said for pid in pids for said in reachable(pid)} == {f"tcp {port}"}
+
+
+def processes(served: Served) -> set[int]:
+    """Every process of the instance: by its uids, and serve with what it started as root."""
+    started = {record.pid for record in records.load(served.instance.services)}
+    found = {served.pid, *started}
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and entry.stat().st_uid in uids:
-            for link in (entry / "fd").iterdir():
-                found = re.fullmatch(r"socket:\[(\d+)\]", str(link.readlink()))
-                if found and found[1] in inodes:
-                    ports.add(inodes[found[1]])
-    assert ports == {int(served.url.rsplit(":", 1)[1])}
+        with suppress(OSError):
+            if entry.name.isdigit() and entry.stat().st_uid in served.instance.uid_range:
+                found.add(int(entry.name))
+    return found
+
+
+def reachable(pid: int) -> set[str]:
+    """What a network could say to a process: TCP that listens, and UDP, ping, raw and packet sockets in any state. Protocol and port.
+
+    Looked up in the process's own network namespace. A table whose sockets have no state has no port either.
+    """
+    mine = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            if found := re.fullmatch(r"socket:\[(\d+)\]", str(link.readlink())):
+                mine.add(found[1])
+    said = set()
+    for name in ("tcp", "tcp6", "udp", "udp6", "udplite", "udplite6", "raw", "raw6", "icmp", "icmp6", "packet"):
+        table = Path(f"/proc/{pid}/net/{name}")
+        lines = table.read_text().splitlines() if table.exists() else []
+        if not lines:
+            continue
+        for fields in map(str.split, lines[1:]):
+            inode = fields[8] if name == "packet" else fields[9]
+            if inode in mine and not (name.startswith("tcp") and fields[3] != "0A"):
+                said.add(name if name == "packet" else f"{name} {int(fields[1].rsplit(':', 1)[1], 16)}")
+    return said
+
+
+def test_every_kind_of_socket_that_a_network_reaches_is_seen() -> None:
+    """Of the look itself: a socket of each kind, opened here, is found, and a TCP connection is none."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        port = listener.getsockname()[1]
+        before = reachable(os.getpid())
+        assert f"tcp {port}" in before
+        stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        assert reachable(os.getpid()) == before
+        datagrams = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        datagrams.bind(("127.0.0.1", 0))
+        stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_RAW, 253))  # a number for experiments
+        stack.enter_context(socket.socket(socket.AF_PACKET, socket.SOCK_RAW))
+        assert reachable(os.getpid()) - before == {f"udp {datagrams.getsockname()[1]}", "raw 253", "packet"}
 
 
 def test_the_vmm_is_jailed(served: Served, shared: space.Sandbox) -> None:

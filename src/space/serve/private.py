@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from space.config.instance import Instance, load
@@ -32,7 +32,7 @@ class Served:
     """A running instance: where its API is and the admin's key to it."""
 
     url: str
-    api_key: str
+    api_key: str = field(repr=False)  # a test that fails shows what it was given
     instance: Instance
     pid: int
 
