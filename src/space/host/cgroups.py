@@ -281,11 +281,13 @@ def give_back(hierarchies: Hierarchies) -> None:
 
 
 def _move_all(source: Path, target: Path) -> None:
-    """Until nothing is left there: a process may fork while it is moved."""
-    while pids := _pids(source):
+    """Until nobody new is there: a process may fork while it is moved."""
+    moved: set[int] = set()
+    while pids := set(_pids(source)) - moved:
         for pid in pids:
             with suppress(ProcessLookupError):
                 (target / "cgroup.procs").write_text(str(pid))
+        moved |= pids
 
 
 def _remove(path: Path, deadline: float) -> None:
