@@ -25,12 +25,13 @@ _PASSED_ON = ("PIP_", "SSL_CERT_", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "HTTP
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """A file by name and SHA-256."""
+    """A file by name and SHA-256. backend: it builds the library, and is not installed."""
 
     name: str
     version: str
     file: str
     sha256: str
+    backend: bool = False
 
 
 @dataclass(frozen=True, slots=True)
