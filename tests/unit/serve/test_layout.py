@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,19 @@ def test_services_do_not_run_from_a_place_that_others_can_change(tmp_path: Path,
 def test_a_root_owned_place_outside_homes_is_no_objection() -> None:
     assert runtime.objection(Path("/usr/lib")) is None
     assert "home" in (runtime.objection(Path("/root")) or "")
+
+
+def test_the_lock_is_waited_for_while_only_a_dead_serves_fork_has_it(instance: Instance) -> None:
+    """A service that was forked and not yet executed has its serve's descriptors; it ends when it notices."""
+    reader, writer = os.pipe()
+    serve = os.fork()
+    if serve == 0:
+        layout.lock(instance)
+        if os.fork() == 0:
+            os.close(writer)
+            os.read(reader, 1)  # until the parent of both lets go
+        os._exit(0)
+    os.waitpid(serve, 0)
+    os.close(reader)
+    threading.Timer(0.2, os.close, [writer]).start()
+    os.close(layout.lock(instance))
