@@ -143,18 +143,19 @@ class Node:
     def _keep(self, sandbox: Sandbox) -> Sandbox:
         name = sandbox.record.sandbox
         self._sandboxes[name] = sandbox
-        sandbox.when_opened(self._opened)
-        sandbox.when_gone(lambda: self._gone(name))
+        sandbox.when_opened(self._keep_slots)
+        sandbox.when_over(self._keep_slots)
+        sandbox.when_gone(lambda: self._sandboxes.pop(name, None))
         return sandbox
 
-    def _opened(self) -> None:
-        # off the path of a create: the next boot that waits for its turn has begun, and finds what is ready
-        if self._sandboxes and not self._stopping:
+    def _keep_slots(self) -> None:
+        """Slots ahead for a node that has sandboxes, none for one that has not. Off a create's path: one has just come up, or ended."""
+        if self._stopping:
+            return
+        phases = {sandbox.phase for sandbox in self._sandboxes.values()}
+        if phases & {Phase.RUNNING, Phase.PAUSED}:
             self.around.slots.refill()
-
-    def _gone(self, name: str) -> None:
-        self._sandboxes.pop(name, None)
-        if not self._sandboxes:
+        elif not phases & {Phase.REQUESTED, Phase.PREPARING}:
             self.around.slots.rest()
 
     # -- after a crash -------------------------------------------------------------------------------------------

@@ -168,6 +168,10 @@ class Sandbox:
         """Call it (soon) after its opening is over."""
         self._opened.add_done_callback(lambda _: call())
 
+    def when_over(self, call: Callable[[], object]) -> None:
+        """Call it (soon) after it failed, or its deletion began."""
+        self._over.add_done_callback(lambda _: call())
+
     def when_gone(self, call: Callable[[], object]) -> None:
         """Call it (soon) after the sandbox's end."""
         self._gone.add_done_callback(lambda _: call())

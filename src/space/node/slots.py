@@ -66,7 +66,7 @@ class Slots:
     def rest(self) -> None:
         """There is no sandbox: let go of what is ready, unless one comes soon."""
         self._stay()
-        if self._ahead:
+        if self._ahead or (self._filling is not None and not self._filling.done()):
             self._rest = asyncio.get_running_loop().call_later(limits.READY_LINGER, self._begin_drain)
 
     async def drain(self) -> None:

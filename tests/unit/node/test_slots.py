@@ -79,6 +79,18 @@ async def test_an_idle_node_keeps_no_slot(tmp_path: Path, monkeypatch: pytest.Mo
         await _until(lambda: not sim.host.leftovers())
 
 
+async def test_a_node_whose_sandboxes_have_all_failed_keeps_no_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "READY_LINGER", 0.05)
+    async with MemoryNode(tmp_path, ready_slots=2) as sim, sim.connected() as session:
+        sandbox = await _create(session)
+        await _until(lambda: len(sim.host.slots) == 3)
+        vmm = sim.host.vmm(sandbox)
+        assert vmm is not None
+        vmm.die()
+        await _until(lambda: sim.host.leftovers() == [f"files of {sandbox}"])
+        await _delete(session, sandbox)
+
+
 async def test_a_create_within_the_linger_uses_what_is_ready(tmp_path: Path) -> None:
     async with MemoryNode(tmp_path, ready_slots=2) as sim, sim.connected() as session:
         sandbox = await _create(session)
@@ -113,11 +125,14 @@ async def test_a_slot_that_cannot_be_made_ahead_costs_nothing_but_the_time(tmp_p
         sim.host.fail_next("create_slot", NoCapacity("full"), when=when)
         with pytest.raises(AssertionError, match="full"):
             await _create(session)  # its own
-        await _until(lambda: len(sim.host.slots) == 2)
-        sim.host.fail_next("create_slot", NoCapacity("full"), when=when)
+        await _until(lambda: not sim.host.slots)  # there is no sandbox to keep some for
         one = await _create(session)
+        await _until(lambda: len(sim.host.slots) == 3)
+        await sim.node.around.slots.drain()
+        sim.host.fail_next("create_slot", NoCapacity("full"), when=when)
+        sim.node.around.slots.refill()
         await _until(lambda: not sim.host._faults["create_slot"])
-        await _until(lambda: len(sim.host.slots) == 2)
+        await _until(lambda: len(sim.host.slots) == 1)
         two = await _create(session)
         await _until(lambda: len(sim.host.slots) == 4)
         for each in (one, two):
