@@ -18,8 +18,8 @@ const MIB: u64 = 1 << 20;
 /// charges to nobody.
 const fn reserve(available: u64) -> u64 {
     let part = available / 16;
-    if part < 16 * MIB {
-        16 * MIB
+    if part < 24 * MIB {
+        24 * MIB
     } else if part > 128 * MIB {
         128 * MIB
     } else {

@@ -46,7 +46,7 @@ impl Crc32 {
         let rest = steps.remainder();
         for step in steps {
             // Two loads of eight bytes: under emulation every load has a price, whatever its size.
-            let word = |at: usize| step[at..at + 8].iter().rev().fold(0_u64, |word, byte| (word << 8) | u64::from(*byte));
+            let word = |at: usize| u64::from_le_bytes(step[at..at + 8].try_into().unwrap_or_default());
             let (first, second) = (word(0) ^ u64::from(crc), word(8));
             crc = 0;
             for at in 0..8 {

@@ -12,7 +12,7 @@ use crate::sys;
 /// Files from this size on go around the page cache.
 const LARGE: u64 = 256 << 10;
 /// What is written at once.
-const BATCH: usize = 512 << 10;
+const BATCH: usize = 1 << 20;
 const PAGE: usize = 4096;
 
 #[repr(C, align(4096))]
