@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -79,6 +81,36 @@ def test_a_running_sandbox_outlives_every_process_of_the_server(server: Callable
         sandbox.delete()
         assert listed(again) == {}
     leaks.settle(lambda: leaks.of_sandboxes(one.instance))
+
+
+def test_a_guest_that_floods_its_output_is_adopted(server: Callable[[], Server]) -> None:
+    """The node dies with the pipe full: what the guest has yet to write, and what it is in the middle of, is nobody's any more."""
+    one = server()
+    served = one.served
+    assert served is not None
+    made = space.Sandbox.create(api_url=served.url, api_key=served.api_key)
+    made.run("echo mine > /dev/shm/mark", check=True)
+    guests = machine.vmm_pids(one.instance)
+
+    def flood(flows: threading.Event) -> None:
+        with (
+            space.Client(api_url=served.url, api_key=served.api_key) as client,
+            space.Sandbox.connect(made.id, client=client) as sandbox,
+            pytest.raises(SpaceError),
+        ):
+            sandbox.run("yes", on_stdout=lambda _: flows.set())
+
+    for _ in range(3):
+        flows = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            flooding = pool.submit(flood, flows)
+            assert flows.wait(30)
+            one.kill("node")
+            until_answered(served, made.id)
+            flooding.result(60)
+    assert machine.vmm_pids(one.instance) == guests
+    made.delete()
+    made.close()
 
 
 def test_a_sandbox_whose_vmm_is_killed_is_told_as_failed_and_can_be_deleted(server: Callable[[], Server]) -> None:

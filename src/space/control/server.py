@@ -26,6 +26,7 @@ from space import __version__
 from space.config import instance as instances
 from space.config.hold import hold
 from space.config.instance import DATA_ROOT, RUN_ROOT, Instance
+from space.config.ready import say_ready
 from space.config.settings import Settings, load_effective
 from space.control import http, openapi
 from space.control.app import Api
@@ -107,9 +108,7 @@ async def run(instance: Instance, settings: Settings, listener: socket.socket, r
             await _first_node(services.link, following, patient=not is_loopback(settings.host))
             following.add_done_callback(lambda _: server.stop())
             serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
-            if ready_fd is not None:
-                os.write(ready_fd, b"ready\n")
-                os.close(ready_fd)
+            say_ready(ready_fd)
             log.info("ready: instance %s on %s", instance.name, listener.getsockname())
             await serving
         finally:

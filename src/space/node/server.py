@@ -25,6 +25,7 @@ from space.config import instance as instances
 from space.config.artefacts import Store
 from space.config.hold import hold
 from space.config.instance import DATA_ROOT, RUN_ROOT, Instance
+from space.config.ready import say_ready
 from space.config.settings import Settings, load_effective
 from space.core.lifecycle.admission import Capacity
 from space.model.errors import SpaceError
@@ -92,9 +93,7 @@ async def run(instance: Instance, settings: Settings, listener: socket.socket, r
     door = Door(listener, frozenset({0, instance.control_uid}), Verbs(node))
     door.open()
     log.info("ready: instance %s, %d sandboxes", instance.name, len(node.around.board.states()))
-    if ready_fd is not None:
-        os.write(ready_fd, b"ready\n")
-        os.close(ready_fd)
+    say_ready(ready_fd)
     await stop.wait()
     door.close()
     await node.stop(_STOPPING)

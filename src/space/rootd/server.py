@@ -26,6 +26,7 @@ from typing import Any, assert_never
 
 from space.config import instance as instances
 from space.config.instance import DATA_ROOT, RUN_ROOT, Instance
+from space.config.ready import say_ready
 from space.host import cgroups, namespaces, syscalls
 from space.model.errors import Conflict, Internal, NoCapacity, SpaceError
 from space.model.rootd import CreateSandbox, Describe, Operation, SandboxOp, SlotOp, StartVmm
@@ -213,9 +214,7 @@ def main() -> int:
     started = namespaces.start_time(os.getpid())
     (instance.run / "rootd.pid").write_text(f"{os.getpid()} {started}\n")
     log(f"ready: instance {instance.name}, {alive} VMMs adopted")
-    if options.ready_fd is not None:
-        os.write(options.ready_fd, b"ready\n")
-        os.close(options.ready_fd)
+    say_ready(options.ready_fd)
     run(rootd, listener, wake)
     log("stopped; VMMs are left running")
     return 0
