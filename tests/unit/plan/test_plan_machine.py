@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from space.core.plan.machine import Descriptors, Machine, kernel_arguments, limits, qemu_argv
@@ -45,6 +45,7 @@ def test_emulated_guest_is_told_the_clock_and_one_under_kvm_is_not() -> None:
     assert "tsc_early_khz" not in kernel_arguments(Machine(1, 512, "kvm", 123))
 
 
+@settings(deadline=None)  # a busy machine is no fault of the plan
 @given(_MACHINES)
 def test_every_plan_denies_what_the_jail_relies_on(machine: Machine) -> None:
     argv = qemu_argv(machine, FDS)
@@ -55,6 +56,7 @@ def test_every_plan_denies_what_the_jail_relies_on(machine: Machine) -> None:
     assert not any("wait=on" in word or "server=off" in word for word in argv)
 
 
+@settings(deadline=None)  # a busy machine is no fault of the plan
 @given(st.integers(1, 64), st.integers(32, 1 << 20))
 def test_limits_leave_room_for_the_vmm_beside_its_guest(cpus: int, memory_mib: int) -> None:
     found = limits(cpus, memory_mib)
