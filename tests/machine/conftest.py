@@ -68,24 +68,24 @@ def sandbox(client: space.Client) -> Iterator[space.Sandbox]:
 def server(runtime: Runtime, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[], Server]]:
     """Makes servers whose processes may be killed; each is removed whole at the end, and nothing of it is left."""
     before = leaks.of_host()
-    made: list[tuple[Server, Instance | None]] = []
+    made: list[Server] = []
+    instances: dict[str, Instance] = {}
 
     def make(**settings: str) -> Server:
         one = Server(runtime, tmp_path / "serve.log", settings)
-        made.append((one, None))
+        made.append(one)
         one.start()
-        made[-1] = (one, one.instance)
+        instances[one.name] = one.instance  # by name: two may be made at the same time
         return one
 
     yield make
     if getattr(request.node, "failed", False):
-        for _, instance in made:
-            if instance is not None:
-                _show_logs(instance, tmp_path / "serve.log")
+        for instance in instances.values():
+            _show_logs(instance, tmp_path / "serve.log")
     with ExitStack() as stack:  # the second is closed, and looked for, even if the first left something
-        for one, instance in made:
-            if instance is not None:
-                stack.callback(leaks.settle, partial(leaks.of_instance, instance))
+        for one in made:
+            if one.name in instances:
+                stack.callback(leaks.settle, partial(leaks.of_instance, instances[one.name]))
             stack.callback(one.close)
     leaks.settle(leaks.of_host, before)
 
