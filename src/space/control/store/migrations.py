@@ -1,7 +1,7 @@
 """From any schema there ever was to the one of `schema`: numbered steps, each in one transaction with its number.
 
 A step describes its tables itself and never imports `schema`, which moves on. Why this and not alembic:
-docs/adr/control-migrations.md. A step is never edited once it has been released; a change is a new one at the end.
+docs/adr/0004-control-migrations.md. A step is never edited once it has been released; a change is a new one at the end.
 """
 
 from __future__ import annotations
