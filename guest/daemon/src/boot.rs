@@ -15,6 +15,8 @@ use crate::{metrics, net, sys};
 
 /// How long a device may take to appear.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Descriptors that the daemon may have: a job holds six, and a thousand streams may be open.
+const DESCRIPTORS: u64 = 65_536;
 const NEW_ROOT: &str = "/newroot";
 const PORTS: &str = "/sys/class/virtio-ports";
 
@@ -47,6 +49,7 @@ pub fn boot() -> Result<Machine, String> {
     for (kind, target) in [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")] {
         sys::make_dir(target, 0o755).and_then(|()| mount_plain(kind, target)).map_err(|error| format!("cannot mount {target}: {error}"))?;
     }
+    sys::limit_descriptors(DESCRIPTORS, DESCRIPTORS).map_err(|error| format!("cannot raise the limit of descriptors: {error}"))?;
     let words = command_line(&std::fs::read_to_string("/proc/cmdline").unwrap_or_default());
     let root = words.get("space.root").ok_or("space.root is not on the kernel's command line")?;
     let mut events = DeviceEvents::listen()?;

@@ -13,6 +13,8 @@ use crate::sys;
 const CONTROLLERS: [&str; 4] = ["+memory", "+pids", "+cpu", "+io"];
 const DIRECTORY: i32 = libc::O_RDONLY | libc::O_DIRECTORY;
 const MIB: u64 = 1 << 20;
+/// How often an empty leaf's removal is attempted.
+const ATTEMPTS: u8 = 8;
 
 /// Memory that workloads may not have, in bytes, of what is available after boot: for the daemon, its buffers and what the kernel
 /// charges to nobody.
@@ -50,8 +52,8 @@ impl Workloads {
         let name = CString::new(format!("p{}", self.next)).unwrap_or_default();
         self.next += 1;
         let dir = make(self.dir.as_fd(), &name)?;
-        let events = sys::open_at(dir.as_fd(), c"cgroup.events", libc::O_RDONLY, 0)?;
-        Ok(Leaf { name, dir, events })
+        let events = sys::open_held(dir.as_fd(), c"cgroup.events", libc::O_RDONLY)?;
+        Ok(Leaf { name, dir, events, attempts: 0 })
     }
 
     /// Processes and threads of all workloads.
@@ -66,10 +68,16 @@ impl Workloads {
         self.sweep();
     }
 
-    /// Remove the leaves that have become empty.
+    /// Remove the leaves that have become empty. One that guest root keeps from being removed is left to it after some attempts.
     pub fn sweep(&mut self) {
         let dir = self.dir.as_fd();
-        self.dying.retain(|leaf| !leaf.is_empty() || remove(dir, &leaf.name, 8).is_err());
+        self.dying.retain_mut(|leaf| {
+            if !leaf.is_empty() {
+                return true;
+            }
+            leaf.attempts += 1;
+            remove(dir, &leaf.name).is_err() && leaf.attempts < ATTEMPTS
+        });
     }
 
     /// Whether no workload runs.
@@ -93,6 +101,7 @@ pub struct Leaf {
     name: CString,
     dir: OwnedFd,
     events: OwnedFd,
+    attempts: u8,
 }
 
 impl Leaf {
@@ -134,23 +143,35 @@ fn enable(dir: BorrowedFd<'_>) {
 fn make(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     // SAFETY: a valid descriptor and string.
     sys::check(unsafe { libc::mkdirat(parent.as_raw_fd(), name.as_ptr(), 0o755) })?;
-    sys::open_at(parent, name, DIRECTORY, 0)
+    sys::open_held(parent, name, DIRECTORY)
 }
 
-/// Guest root may have made groups of its own in a leaf.
-fn remove(parent: BorrowedFd<'_>, name: &CStr, depth: u8) -> io::Result<()> {
+/// Guest root may have made groups of its own in a leaf, as deep as it liked: a way down is a list of names, not of descriptors.
+fn remove(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
     // SAFETY: a valid descriptor and string.
-    let unlink = || sys::check(unsafe { libc::unlinkat(parent.as_raw_fd(), name.as_ptr(), libc::AT_REMOVEDIR) });
-    match unlink() {
-        Err(error) if depth == 0 => return Err(error),
-        Err(_) => {}
-        Ok(_) => return Ok(()),
+    let unlink =
+        |dir: BorrowedFd<'_>, name: &CStr| sys::check(unsafe { libc::unlinkat(dir.as_raw_fd(), name.as_ptr(), libc::AT_REMOVEDIR) });
+    if unlink(parent, name).is_ok() {
+        return Ok(());
     }
-    let dir = sys::open_at(parent, name, DIRECTORY, 0)?;
-    for child in sys::names(dir.try_clone()?)? {
-        let _ = remove(dir.as_fd(), &child, depth - 1);
+    let mut at = sys::open_held(parent, name, DIRECTORY)?;
+    let mut way: Vec<(CString, Vec<CString>)> = Vec::new();
+    let mut left = sys::names(sys::open_held(at.as_fd(), c".", DIRECTORY)?)?;
+    loop {
+        if let Some(child) = left.pop() {
+            // Most names are the kernel's files.
+            if unlink(at.as_fd(), &child).is_err_and(|error| error.raw_os_error() != Some(libc::ENOTDIR)) {
+                at = sys::open_held(at.as_fd(), &child, DIRECTORY)?;
+                let below = sys::names(sys::open_held(at.as_fd(), c".", DIRECTORY)?)?;
+                way.push((child, std::mem::replace(&mut left, below)));
+            }
+        } else {
+            let Some((child, rest)) = way.pop() else { return unlink(parent, name).map(drop) };
+            at = sys::open_held(at.as_fd(), c"..", DIRECTORY)?;
+            left = rest;
+            unlink(at.as_fd(), &child)?;
+        }
     }
-    unlink().map(drop)
 }
 
 fn signal_below(dir: BorrowedFd<'_>, signal: i32, depth: u8) {
@@ -160,10 +181,91 @@ fn signal_below(dir: BorrowedFd<'_>, signal: i32, depth: u8) {
             unsafe { libc::kill(pid, signal) };
         }
     }
-    let Ok(again) = sys::open_at(dir, c".", DIRECTORY, 0) else { return };
+    let Ok(again) = sys::open_held(dir, c".", DIRECTORY) else { return };
     for name in sys::names(again).unwrap_or_default() {
-        if let Some(child) = sys::open_at(dir, &name, DIRECTORY | libc::O_NOFOLLOW, 0).ok().filter(|_| depth > 0) {
+        if let Some(child) = sys::open_held(dir, &name, DIRECTORY | libc::O_NOFOLLOW).ok().filter(|_| depth > 0) {
             signal_below(child.as_fd(), signal, depth - 1);
         }
+    }
+}
+
+#[cfg(test)]
+pub mod fake {
+    //! Directories that look like cgroups as far as the daemon looks.
+
+    use std::path::{Path, PathBuf};
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::{env, fs, process};
+
+    use super::*;
+
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+
+    /// A directory that goes with the test.
+    pub struct Scratch(pub PathBuf);
+
+    impl Scratch {
+        pub fn new() -> Self {
+            let path = env::temp_dir().join(format!("space-cgroup-{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
+            fs::create_dir(&path).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    pub fn open(path: &Path) -> OwnedFd {
+        sys::open(path.to_str().unwrap(), DIRECTORY).unwrap()
+    }
+
+    pub fn workloads(path: &Path) -> Workloads {
+        Workloads { dir: open(path), next: 1, dying: Vec::new() }
+    }
+
+    /// A leaf of that name below them, with or without processes. What kills it can be read from its file `cgroup.kill`.
+    pub fn leaf(path: &Path, name: &str, populated: bool) -> Leaf {
+        let own = path.join(name);
+        fs::create_dir_all(&own).unwrap();
+        fs::write(own.join("cgroup.kill"), "").unwrap();
+        let events = path.join(format!("{name}.events"));
+        fs::write(&events, format!("populated {}\nfrozen 0\n", u8::from(populated))).unwrap();
+        let events = sys::open(events.to_str().unwrap(), libc::O_RDONLY).unwrap();
+        Leaf { name: CString::new(name).unwrap(), dir: open(&own), events, attempts: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn groups_of_any_depth_and_width_are_removed() {
+        let scratch = fake::Scratch::new();
+        let mut at = fake::open(&scratch.0);
+        for name in std::iter::once(c"p1").chain(std::iter::repeat_n(c"deeper", 1500)) {
+            at = make(at.as_fd(), name).unwrap();
+            make(at.as_fd(), c"beside").unwrap();
+        }
+        drop(at);
+        remove(fake::open(&scratch.0).as_fd(), c"p1").unwrap();
+        assert_eq!(fs::read_dir(&scratch.0).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_leaf_that_cannot_be_removed_is_let_go_of() {
+        let scratch = fake::Scratch::new();
+        let mut workloads = fake::workloads(&scratch.0);
+        workloads.bury(fake::leaf(&scratch.0, "stuck", false)); // its file keeps it, which no cgroup's would
+        workloads.bury(fake::leaf(&scratch.0, "alive", true));
+        assert_eq!(workloads.dying.len(), 2);
+        for _ in 0..ATTEMPTS {
+            workloads.sweep();
+        }
+        assert_eq!(workloads.dying.iter().map(|leaf| leaf.name.as_c_str()).collect::<Vec<_>>(), [c"alive"]);
     }
 }

@@ -51,7 +51,7 @@ pub fn spawn(
 ) -> Result<Child, Failure> {
     let fault = |what: &str| {
         let what = what.to_owned();
-        move |error: std::io::Error| Failure::guest(format!("the sandbox cannot {what}: {error}"))
+        move |error: std::io::Error| refusal(&what, &error)
     };
     let pipe = |wanted: bool, to_child: bool| -> Result<(Option<OwnedFd>, Option<OwnedFd>), Failure> {
         if !wanted {
@@ -80,6 +80,16 @@ pub fn spawn(
             workloads.bury(leaf);
             Err(fault("start a process")(error))
         }
+    }
+}
+
+/// Why a child cannot be had: the sandbox is full, or something is wrong with it.
+pub fn refusal(what: &str, error: &std::io::Error) -> Failure {
+    match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE | libc::EAGAIN | libc::ENOMEM | libc::ENOSPC) => {
+            Failure::new("no_capacity", format!("the sandbox has too much running to {what}: {error}"))
+        }
+        _ => Failure::guest(format!("the sandbox cannot {what}: {error}")),
     }
 }
 
@@ -113,14 +123,32 @@ fn prepare(fds: &[i32]) -> std::io::Result<()> {
     // SAFETY: `keep_only` has just made it.
     sys::write_small(unsafe { sys::numbered(PROC) }, c"self/oom_score_adj", "0")?;
     sys::default_signals();
+    sys::limit_descriptors(1024, 524_288)?;
     // SAFETY: plain calls.
     unsafe {
         libc::setpriority(libc::PRIO_PROCESS, 0, 0);
         libc::umask(0o022);
-        let files = libc::rlimit { rlim_cur: 1024, rlim_max: 524_288 };
-        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const files);
         let core = libc::rlimit { rlim_cur: 0, rlim_max: libc::RLIM_INFINITY };
         libc::setrlimit(libc::RLIMIT_CORE, &raw const core);
         sys::check(libc::setsid()).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_sandbox_is_told_apart_from_a_broken_one() {
+        for (errno, code) in [
+            (libc::EMFILE, "no_capacity"),
+            (libc::ENFILE, "no_capacity"),
+            (libc::EAGAIN, "no_capacity"),
+            (libc::ENOMEM, "no_capacity"),
+            (libc::EIO, "guest_error"),
+        ] {
+            let failure = refusal("start a process", &std::io::Error::from_raw_os_error(errno));
+            assert_eq!(failure.code, code, "{}", failure.message);
+        }
     }
 }

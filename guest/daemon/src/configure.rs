@@ -91,7 +91,8 @@ fn name_in_files(root: BorrowedFd<'_>, name: &str) {
         let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
         sys::open_at(root, file, flags, 0o644).and_then(|out| sys::write_all(out.as_fd(), text.as_bytes()))
     };
-    let hosts = sys::read_small(root, c"etc/hosts").unwrap_or_default();
+    let hosts =
+        sys::open_at(root, c"etc/hosts", libc::O_RDONLY | libc::O_NONBLOCK, 0).and_then(|file| sys::read_text(&file)).unwrap_or_default();
     let _ = write(c"etc/hostname", format!("{name}\n"));
     if let Some(text) = hosts_with(&hosts, name) {
         let _ = write(c"etc/hosts", text);

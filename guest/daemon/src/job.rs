@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use space_protocol::messages::{Exited, Started, Variable};
@@ -18,6 +18,7 @@ use space_protocol::{Failure, Message, Mux};
 
 use crate::cgroup::{Leaf, Workloads};
 use crate::child::{self, Child};
+use crate::procs;
 use crate::ring::Ring;
 use crate::sys::{self, Epoll};
 
@@ -93,19 +94,9 @@ pub struct Job {
 }
 
 impl Job {
-    /// Take charge of a child. token: of its slot 0; the others follow. now: monotonic.
-    pub fn new(stream: u32, purpose: Purpose, way: Way, child: Child, epoll: &Epoll, token: u64, now: Duration) -> io::Result<Self> {
-        epoll.add(child.report.as_fd(), libc::EPOLLIN, token + REPORT)?;
-        epoll.add(child.leaf.events(), libc::EPOLLPRI, token + LEAF)?;
-        if let Some(pipe) = &child.inlet {
-            epoll.add(pipe.as_fd(), libc::EPOLLOUT, token + INLET)?;
-        }
-        for (lane, pipe) in (0..).zip(&child.outlets) {
-            if let Some(pipe) = pipe {
-                epoll.add(pipe.as_fd(), libc::EPOLLIN, token + OUTLET + lane)?;
-            }
-        }
-        Ok(Self {
+    /// Take charge of a child. now: monotonic.
+    pub fn new(stream: u32, purpose: Purpose, way: Way, child: Child, now: Duration) -> Self {
+        Self {
             stream,
             purpose,
             way,
@@ -126,7 +117,24 @@ impl Job {
             deadline: None,
             timed_out: false,
             ended: None,
-        })
+        }
+    }
+
+    /// Have the kernel's news of it. token: of its slot 0; the others follow.
+    pub fn watch(&self, epoll: &Epoll, token: u64) -> io::Result<()> {
+        if let Some(report) = &self.report {
+            epoll.add(report.as_fd(), libc::EPOLLIN, token + REPORT)?;
+        }
+        epoll.add(self.leaf.events(), libc::EPOLLPRI, token + LEAF)?;
+        if let Some(pipe) = &self.inlet {
+            epoll.add(pipe.as_fd(), libc::EPOLLOUT, token + INLET)?;
+        }
+        for (lane, outlet) in (0..).zip(&self.outlets) {
+            if let Some(pipe) = &outlet.pipe {
+                epoll.add(pipe.as_fd(), libc::EPOLLIN, token + OUTLET + lane)?;
+            }
+        }
+        Ok(())
     }
 
     /// Kill it when this long has passed from its start.
@@ -139,9 +147,9 @@ impl Job {
         self.stream
     }
 
-    /// The child's process id.
-    pub fn pid(&self) -> i32 {
-        self.pid
+    /// Whether the end of that process is the end of its leader. Once that was reaped, the number may be another's.
+    pub fn awaits(&self, pid: i32) -> bool {
+        self.ended.is_none() && self.pid == pid
     }
 
     /// When its time is up, unless it has ended or was killed for that already.
@@ -164,9 +172,17 @@ impl Job {
     }
 
     /// Its time is up.
-    pub fn time_out(&mut self) {
+    pub fn time_out(&mut self, proc: BorrowedFd<'_>) {
         self.timed_out = true;
+        self.kill(proc);
+    }
+
+    /// Kill what is in its cgroup and, as guest root may have left that, what is in its leader's session.
+    fn kill(&self, proc: BorrowedFd<'_>) {
         self.leaf.kill();
+        if self.ended.is_none() {
+            procs::kill_session(proc, self.pid);
+        }
     }
 
     /// The leader was reaped.
@@ -228,8 +244,14 @@ impl Job {
     }
 
     /// End it, whatever it does.
-    pub fn abandon(self, workloads: &mut Workloads) {
+    pub fn abandon(self, proc: BorrowedFd<'_>, workloads: &mut Workloads) {
+        self.kill(proc);
         workloads.bury(self.leaf);
+    }
+
+    /// What is left of it when everything was killed.
+    pub fn into_leaf(self) -> Leaf {
+        self.leaf
     }
 
     /// Read the report; whether bytes may flow: a program's must have ended, a verb's ends with the verb.
@@ -406,4 +428,71 @@ enum News {
     Bytes(usize),
     None,
     End,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::process::CommandExt;
+    use std::process::{Command, Stdio};
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::cgroup::fake;
+
+    const NOW: Duration = Duration::from_secs(1);
+
+    /// A job whose processes, if any, are in no cgroup of its own. The scratch directory is its cgroup.
+    fn job(scratch: &fake::Scratch, pid: i32) -> Job {
+        let leaf = fake::leaf(&scratch.0, "p1", false);
+        let child = Child { pid, leaf, report: sys::pipe().unwrap().0, inlet: None, outlets: [None, None] };
+        Job::new(1, Purpose::Program, Way::Pipes, child, NOW)
+    }
+
+    #[test]
+    fn a_leader_that_was_reaped_is_not_awaited_again() {
+        let scratch = fake::Scratch::new();
+        let mut draining = job(&scratch, 77);
+        assert!(draining.awaits(77) && !draining.awaits(78));
+        draining.leader_ended(3 << 8, NOW);
+        assert!(!draining.awaits(77), "after all numbers were used, 77 may be an orphan, or the leader of another job");
+        assert_eq!(draining.exited(draining.ended.unwrap().0, NOW).code, Some(3));
+    }
+
+    #[test]
+    fn a_timeout_kills_leader_and_session_also_outside_of_the_cgroup() {
+        let scratch = fake::Scratch::new();
+        let mut command = Command::new("sleep");
+        command.arg("600").stdout(Stdio::piped());
+        // SAFETY: plain calls. The leader gets a session, and a companion with a process group of its own, which holds its output open.
+        unsafe {
+            command.pre_exec(|| {
+                libc::setsid();
+                if libc::fork() == 0 {
+                    libc::setpgid(0, 0);
+                    libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0);
+                    loop {
+                        libc::pause();
+                    }
+                }
+                Ok(())
+            });
+        }
+        let mut leader = command.spawn().unwrap();
+        let mut output = leader.stdout.take().unwrap();
+        let (told, ended) = mpsc::channel();
+        std::thread::spawn(move || told.send(output.read_to_end(&mut Vec::new()).unwrap()));
+        let mut late = job(&scratch, leader.id() as i32);
+        late.limit(Some(Duration::from_secs(1)));
+        assert_eq!(late.deadline(), Some(NOW * 2));
+        late.time_out(sys::open("/proc", libc::O_RDONLY | libc::O_DIRECTORY).unwrap().as_fd());
+        let all_ended = ended.recv_timeout(Duration::from_secs(20));
+        let _ = leader.kill();
+        let status = std::os::unix::process::ExitStatusExt::into_raw(leader.wait().unwrap());
+        assert_eq!(all_ended, Ok(0), "somebody still holds the output");
+        assert_eq!(std::fs::read(scratch.0.join("p1/cgroup.kill")).unwrap(), b"1");
+        late.leader_ended(status, NOW * 2);
+        let exited = late.exited(status, NOW * 2);
+        assert_eq!((exited.code, exited.signal, exited.timed_out, exited.wall_ms), (None, Some(9), true, 1000));
+    }
 }

@@ -13,6 +13,7 @@ mod exec;
 mod job;
 mod metrics;
 mod net;
+mod procs;
 mod ring;
 mod server;
 mod shutdown;

@@ -207,19 +207,19 @@ impl Core {
                 self.calibrations.remove(&stream);
                 let found = self.jobs.iter().find(|(_, job)| job.stream() == stream).map(|(id, _)| *id);
                 if let Some(job) = found.and_then(|id| self.jobs.remove(&id)) {
-                    job.abandon(&mut self.workloads);
+                    job.abandon(self.held.proc.as_fd(), &mut self.workloads);
                 }
             }
         }
     }
 
-    /// What was started in a session does not outlive it.
+    /// What was started in a session does not outlive it, wherever it went.
     fn end_session(&mut self) {
         self.calibrations.clear();
+        sys::kill_all_others();
         for job in std::mem::take(&mut self.jobs).into_values() {
-            job.abandon(&mut self.workloads);
+            self.workloads.bury(job.into_leaf());
         }
-        self.workloads.kill_all();
     }
 
     fn open(&mut self, stream: u32, verb: &str, request: &[u8]) -> Result<(), Failure> {
@@ -285,7 +285,7 @@ impl Core {
         tree::check(request)?;
         self.configured()?;
         let needs = Needs { inlet: true, outlets: [true, false] };
-        let ring = Ring::new().map_err(|error| Failure::guest(format!("the sandbox has no memory for a transfer: {error}")))?;
+        let ring = Ring::new().map_err(|error| child::refusal("make room for a transfer", &error))?;
         // Whatever the child takes or has, the daemon wants to hear of.
         let _ = (ring.reader_waits(), ring.writer_waits());
         let work = || if put { tree::put(request, &ring) } else { tree::get(request, &ring) };
@@ -302,15 +302,18 @@ impl Core {
     fn start(&mut self, stream: u32, purpose: Purpose, way: Way, child: child::Child) -> Result<&mut Job, Failure> {
         let id = self.next_job;
         self.next_job += SLOTS;
-        let job = Job::new(stream, purpose, way, child, &self.epoll, id, now())
-            .map_err(|error| Failure::guest(format!("the sandbox cannot watch a process: {error}")))?;
+        let job = Job::new(stream, purpose, way, child, now());
+        if let Err(error) = job.watch(&self.epoll, id) {
+            job.abandon(self.held.proc.as_fd(), &mut self.workloads);
+            return Err(child::refusal("watch a process", &error));
+        }
         Ok(self.jobs.entry(id).or_insert(job))
     }
 
     /// PID 1 takes everybody's orphans.
     fn reap(&mut self) {
         while let Some((pid, status)) = sys::reap() {
-            if let Some(job) = self.jobs.values_mut().find(|job| job.pid() == pid) {
+            if let Some(job) = self.jobs.values_mut().find(|job| job.awaits(pid)) {
                 job.leader_ended(status, now());
             }
         }
@@ -320,7 +323,7 @@ impl Core {
     fn keep_time(&mut self) {
         let now = now();
         for job in self.jobs.values_mut().filter(|job| job.deadline().is_some_and(|at| at <= now)) {
-            job.time_out();
+            job.time_out(self.held.proc.as_fd());
         }
         if let Some(shutdown) = &mut self.shutdown {
             shutdown.step(&self.workloads, self.mux.pending(Pipe::Control).is_empty(), now);
@@ -347,8 +350,50 @@ impl Core {
         }
         for id in over {
             if let Some(job) = self.jobs.remove(&id) {
-                job.abandon(&mut self.workloads);
+                job.abandon(self.held.proc.as_fd(), &mut self.workloads);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    use super::*;
+    use crate::cgroup::fake;
+
+    fn core(scratch: &fake::Scratch) -> Core {
+        let open = |path: &str| sys::open(path, libc::O_RDONLY).unwrap();
+        let held =
+            Held { proc: open("/proc"), root: open("/"), null: open("/dev/null"), random: open("/dev/null"), disk: open("/dev/null") };
+        Core {
+            held,
+            workloads: fake::workloads(&scratch.0),
+            epoll: Epoll::new().unwrap(),
+            mux: Mux::new(),
+            jobs: BTreeMap::new(),
+            calibrations: BTreeMap::new(),
+            next_job: FIRST_JOB,
+            env: None,
+            shutdown: None,
+        }
+    }
+
+    #[test]
+    fn a_process_that_cannot_be_watched_is_killed_and_its_cgroup_removed() {
+        let scratch = fake::Scratch::new();
+        let mut core = core(&scratch);
+        let mut process = Command::new("sleep").arg("20").spawn().unwrap();
+        let leaf = fake::leaf(&scratch.0, "p1", false);
+        std::fs::remove_file(scratch.0.join("p1/cgroup.kill")).unwrap();
+        // epoll takes no directories.
+        let report = sys::open("/", libc::O_RDONLY).unwrap();
+        let child = child::Child { pid: process.id() as i32, leaf, report, inlet: None, outlets: [None, None] };
+        let refused = core.start(1, Purpose::Program, Way::Pipes, child).err().unwrap();
+        assert_eq!((refused.code.as_str(), core.jobs.len()), ("guest_error", 0), "{}", refused.message);
+        assert!(!scratch.0.join("p1").exists());
+        assert_eq!(process.wait().unwrap().signal(), Some(9));
     }
 }

@@ -45,6 +45,11 @@ pub fn open(path: &str, flags: c_int) -> io::Result<OwnedFd> {
     own(unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC) })
 }
 
+/// `openat` with `O_CLOEXEC`; `EXDEV` where something was mounted over the name: it might be a FIFO, and opening it never end.
+pub fn open_held(dir: BorrowedFd<'_>, name: &CStr, flags: c_int) -> io::Result<OwnedFd> {
+    open_at2(dir, name, flags, 0, libc::RESOLVE_NO_XDEV)
+}
+
 /// `openat2` with `O_CLOEXEC`.
 pub fn open_at2(dir: BorrowedFd<'_>, name: &CStr, flags: c_int, mode: u32, resolve: u64) -> io::Result<OwnedFd> {
     // SAFETY: open_how is plain data, all zeros being valid.
@@ -277,6 +282,26 @@ pub fn reap() -> Option<(c_int, c_int)> {
     (pid > 0).then_some((pid, status))
 }
 
+/// Kill a process or, by minus its number, a process group.
+pub fn kill(pid: c_int) {
+    // SAFETY: a plain call.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+}
+
+/// Kill every other process, in one step that no fork escapes. Threads of the kernel do not hear it. Only PID 1 may want that.
+pub fn kill_all_others() {
+    if std::process::id() == 1 {
+        kill(-1);
+    }
+}
+
+/// Set how many descriptors the process may have: now, and at most.
+pub fn limit_descriptors(now: u64, most: u64) -> io::Result<()> {
+    let limit = libc::rlimit { rlim_cur: now, rlim_max: most };
+    // SAFETY: a valid rlimit.
+    check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }).map(drop)
+}
+
 /// libc's constant of this name does not fit its type.
 const CLONE_INTO_CGROUP: u64 = 1 << 33;
 
@@ -334,9 +359,13 @@ pub unsafe fn numbered<'a>(fd: RawFd) -> BorrowedFd<'a> {
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
-/// The text of a small file below a directory, as far as it goes (64 KiB).
+/// The text of a small file of proc, sys or a cgroup below a directory, as far as it goes (64 KiB).
 pub fn read_small(dir: impl AsFd, name: &CStr) -> io::Result<String> {
-    let file = open_at(dir.as_fd(), name, libc::O_RDONLY, 0)?;
+    read_text(&open_held(dir.as_fd(), name, libc::O_RDONLY)?)
+}
+
+/// The text of an open file, as far as it goes (64 KiB).
+pub fn read_text(file: &OwnedFd) -> io::Result<String> {
     let mut bytes = vec![0; 64 << 10];
     let mut end = 0;
     while end < bytes.len() {
@@ -351,7 +380,7 @@ pub fn read_small(dir: impl AsFd, name: &CStr) -> io::Result<String> {
 
 /// Write a value to a file of proc, sys or a cgroup.
 pub fn write_small(dir: impl AsFd, name: &CStr, value: &str) -> io::Result<()> {
-    let file = open_at(dir.as_fd(), name, libc::O_WRONLY, 0)?;
+    let file = open_held(dir.as_fd(), name, libc::O_WRONLY)?;
     write_all(file.as_fd(), value.as_bytes())
 }
 
