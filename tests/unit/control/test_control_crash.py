@@ -14,13 +14,14 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import httpx
 import pytest
 
 from space.config.settings import save_effective
+from space.testing.certificates import certificate
 from space.testing.simcontrol import World, dialogue, until
 
 
@@ -186,8 +187,11 @@ async def test_a_create_in_hand_is_adopted_after_a_kill(world: World) -> None:
         assert await control.end() == 0
 
 
-@dialogue(start=False, host="0.0.0.0", tls_certificate="/nowhere/c.pem", tls_key="/nowhere/k.pem")
+@dialogue(start=False, host="0.0.0.0")
 async def test_an_emulated_node_behind_a_network_address_is_refused_at_the_start_in_one_sentence(world: World) -> None:
+    world.instance.run.mkdir(parents=True, exist_ok=True)
+    cert, key = certificate(world.instance.run)
+    world.settings = replace(world.settings, tls_certificate=str(cert), tls_key=str(key))
     assert asdict(world.settings)["allow_remote_emulated"] is False
     control = Control(world)
     with pytest.raises(AssertionError):

@@ -16,6 +16,7 @@ from space.control.hosts import Hosts
 from space.control.routes import ROUTES, Access
 from space.control.server import check_address, check_isolation
 from space.model.errors import InvalidArgument
+from space.model.isolation import EMULATED, HARDWARE
 from space.rpc.node_api import NodeInfo
 from space.testing.simcontrol import World, dialogue, until
 
@@ -324,7 +325,7 @@ async def test_metrics_count_requests_sandboxes_and_stages(world: World) -> None
     assert sandbox not in text
 
 
-NODE = NodeInfo("emulated (development only)", "tcg", [], 0, 1, 1, 0)
+NODE = NodeInfo(EMULATED, "tcg", [], 0, 1, 1, 0)
 
 
 def test_a_network_address_needs_tls_and_a_boundary() -> None:
@@ -339,7 +340,7 @@ def test_a_network_address_needs_tls_and_a_boundary() -> None:
         check_isolation(remote, NODE)
     check_isolation(Settings(), NODE)
     check_isolation(Settings(host="0.0.0.0", allow_remote_emulated=True), NODE)
-    check_isolation(remote, NodeInfo("hardware (KVM)", "kvm", [], 0, 1, 1, 0))
+    check_isolation(remote, NodeInfo(HARDWARE, "kvm", [], 0, 1, 1, 0))
 
 
 @dialogue()

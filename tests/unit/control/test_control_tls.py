@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import ssl
-import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -21,20 +20,8 @@ from space.control import http
 from space.model.errors import InvalidArgument
 from space.sdk import AsyncClient
 from space.serve import tls
+from space.testing.certificates import certificate
 from space.testing.simcontrol import World, dialogue
-
-
-def certificate(place: Path, name: str = "space") -> tuple[Path, Path]:
-    """A self-signed certificate for 127.0.0.1, and its key."""
-    cert, key = place / f"{name}.pem", place / f"{name}.key"
-    subprocess.run(
-        [
-            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
-            "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert),
-        ],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return cert, key
 
 
 async def control(world: World, listener: socket.socket, tls_fd: int | None) -> tuple[asyncio.subprocess.Process, int]:

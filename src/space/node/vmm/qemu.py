@@ -71,6 +71,13 @@ class QemuMachine:
         await self._pidfd.wait()
         return await self._epitaph()
 
+    async def is_dead(self, *, within: float) -> bool:
+        """Whether QEMU is gone, or ends within so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                await self._pidfd.wait()
+        return self._pidfd.exited
+
     async def kill(self) -> None:
         """SIGKILL, and return when it is dead; DeadlineExceeded when it is not."""
         if self._pidfd.exited:
@@ -129,7 +136,7 @@ class QemuMachine:
         for source in (self._qmp, self._console):
             if source is not None:
                 await source.drained(1.0)  # what it said before its end lies in the socket
-        lines = last_lines(self.serial(), 40)
+        lines = last_lines(self.serial(), 400)  # a panic prints a trace, of any length, after its first line
         panic = next((line for line in lines if "Kernel panic" in line), None)
         if panic is not None:
             return f"the guest's kernel panicked: {panic[panic.index('Kernel panic') :]}"
@@ -181,8 +188,11 @@ class QemuVmm:
         machine = QemuMachine(self._rootd, SandboxOp(sandbox, generation), Pidfd(descriptor), self._instance.vm_run(sandbox))
         try:
             await machine.attach()
-        except BaseException:
+        except BaseException as error:
+            dying = isinstance(error, SandboxDied) and await machine.is_dead(within=limits.DEATH_AFTER_BREAK)
             await machine.aclose()
+            if dying:
+                return None  # it was killed before we came, and hung up on us
             raise
         return machine
 
