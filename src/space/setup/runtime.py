@@ -76,6 +76,7 @@ def make(root: Path) -> tuple[Path, bool]:
         script.write_text(f"#!{final}/bin/python -I\nimport sys\n\nfrom space.cli.main import main\n\nsys.exit(main())\n")
         script.chmod(0o755)
         deps.compile_all(stage, final)
+        stage.chmod(0o755)  # whatever the umask made of it: the services' uids must get in
         prove(stage, proofs())
         shelf.describe(stage, version=VERSION, deps=deps.server(root).name)
     return final, True
@@ -83,7 +84,6 @@ def make(root: Path) -> tuple[Path, bool]:
 
 def prove(runtime: Path, wanted: Iterable[Proof]) -> None:
     """Import every service's package under its uid, with an empty environment and no directory to fall back on."""
-    runtime.chmod(0o755)
 
     def one(proof: Proof) -> None:
         command.run(

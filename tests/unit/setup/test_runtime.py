@@ -84,7 +84,9 @@ def test_a_runtime_is_proven_by_importing_as_the_uid(open_directory: Path) -> No
         (site / "whoami.py").write_text("import os\nassert os.getuid() == os.getgid() == 700000 and os.getgroups() == [], os.getuid()\n")
         (site / "hidden.py").write_text("")
         deps.compile_all(stage, tmp_path / "runtime")
+        stage.chmod(0o555)
         runtime.prove(stage, [runtime.Proof("whoami", 700_000)])
+        assert stage.stat().st_mode & 0o777 == 0o555  # a proof changes nothing: doctor proves finished runtimes
         (site / "hidden.py").chmod(0o600)
         for compiled in (site / "__pycache__").glob("hidden*"):
             compiled.unlink()
