@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from space.testing.machine import isolated_python
+
 BOOTSTRAP = Path(__file__).resolve().parents[2] / "setup/bootstrap"
 WITHOUT = "exec setpriv --bounding-set=-{0} --inh-caps=-{0} setup/bootstrap --check"
 
@@ -34,7 +36,13 @@ def test_a_machine_that_cannot_do_it_is_told_in_one_sentence(script: str, senten
         Path(name).chmod(0o755)
         (Path(name) / "setup").mkdir()
         shutil.copy(BOOTSTRAP, Path(name) / "setup")
-        done = subprocess.run(["unshare", "--mount", "sh", "-ec", script], cwd=name, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [isolated_python(), "-I", "-m", "space.testing.mountns", "sh", "-ec", script],
+            cwd=name,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.startswith("space: ")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from space.host import cgroups, process, syscalls
 from space.host.cgroups import Hierarchies, Tree
+from space.testing import mountns
 
 _CLONE_NEWCGROUP = 0x0200_0000
 _WHOLE_PROCESSES = ("memory", "io", "hugetlb", "rdma", "misc")  # controllers under which a cgroup has children or processes
@@ -15,8 +16,7 @@ _WHOLE_PROCESSES = ("memory", "io", "hugetlb", "rdma", "misc")  # controllers un
 
 def _in_a_container(outside: Path, inside: Path) -> bytes:
     """In a fork: a cgroup and a mount namespace of its own, a v2 root that is none, an instance's cgroup in it, and back."""
-    syscalls.unshare(syscalls.CLONE_NEWNS)
-    syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+    mountns.enter()
     syscalls.mount("cgroup2", str(outside), "cgroup2", 0)
     offered = (outside / "cgroup.controllers").read_text().split()
     controller = next(name for name in _WHOLE_PROCESSES if name in offered)

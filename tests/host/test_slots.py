@@ -17,6 +17,7 @@ from space.host import namespaces, process
 from space.model.errors import Conflict, Internal
 from space.model.rootd import SandboxOp
 from space.rootd import slots
+from space.testing.machine import isolated_python
 from space.testing.roothost import RootHost
 
 _GUEST, _HOST, _OTHER = bytes.fromhex("525400000002"), bytes.fromhex("525400000001"), bytes.fromhex("525400000099")
@@ -153,7 +154,9 @@ def test_slot_stays_while_its_vmm_lives(host: RootHost) -> None:
 
 
 def test_slot_that_cannot_be_built_leaves_nothing(unserved: RootHost) -> None:
-    unserved.start_rootd("unshare", "-m", "sh", "-c", 'mount --bind /dev/null /dev/net/tun && exec "$@"', "sh")
+    unserved.start_rootd(
+        isolated_python(), "-I", "-m", "space.testing.mountns", "sh", "-c", 'mount --bind /dev/null /dev/net/tun && exec "$@"', "sh"
+    )
     with pytest.raises(Internal, match="rootd failed; its log says why"):
         unserved.ask(lambda client: client.create_slot(0))
     assert "Inappropriate ioctl for device" in unserved.log.read_text()

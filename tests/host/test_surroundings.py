@@ -10,6 +10,7 @@ import pytest
 
 from space.host import cgroups, namespaces
 from space.rootd.sweep import sweep
+from space.testing.machine import isolated_python
 from space.testing.roothost import WORD, RootHost
 
 _NO_CGROUPS = 'umount -R /sys/fs/cgroup || exit 1; exec "$@"'
@@ -43,7 +44,7 @@ def _run_a_vmm(host: RootHost) -> None:
 
 
 def test_controllers_that_are_mounted_nowhere_are_mounted_privately(unserved: RootHost) -> None:
-    unserved.start_rootd("unshare", "-m", "sh", "-c", _NO_CGROUPS, "sh")
+    unserved.start_rootd(isolated_python(), "-I", "-m", "space.testing.mountns", "sh", "-c", _NO_CGROUPS, "sh")
     assert unserved.rootd is not None
     _run_a_vmm(unserved)
     private = str(unserved.instance.run_root / ".cgroup")
@@ -56,7 +57,7 @@ def test_controllers_that_are_mounted_nowhere_are_mounted_privately(unserved: Ro
 def test_everything_works_inside_a_chroot_with_a_bare_sys(unserved: RootHost, root: Path) -> None:
     tree = root / "tree"
     tree.mkdir()
-    unserved.start_rootd("unshare", "-m", "sh", "-c", _CHROOT, str(tree))
+    unserved.start_rootd(isolated_python(), "-I", "-m", "space.testing.mountns", "sh", "-c", _CHROOT, str(tree))
     _run_a_vmm(unserved)
 
 
