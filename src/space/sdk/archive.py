@@ -300,6 +300,9 @@ class Staging:
 
     def _move(self, source: Path, target: Path, *, replace: bool) -> None:
         there = target.is_symlink() or target.exists()
+        if there and not (target.is_symlink() or target.is_file() or target.is_dir()):
+            # /dev/null, say: a name that the whole machine uses must not become a file
+            raise Conflict(f"{target} is a device, a pipe or a socket, which is never replaced", hint="choose another name")
         is_file = not (source.is_dir() and not source.is_symlink())
         if there and not replace and not (is_file and not target.is_dir()):
             raise Conflict(f"{target} is there already", hint="choose another name, or replace it (--replace, replace=True)")

@@ -238,6 +238,15 @@ def test_what_is_in_the_way_is_kept_unless_it_is_to_be_replaced(tmp_path: Path) 
     assert sorted(os.listdir(tmp_path)) == ["link", "t"]
 
 
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_device_or_a_pipe_is_never_replaced(tmp_path: Path, replace: bool) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(Conflict, match="never replaced"):
+        unpack([file("f", b"!") + bytes(1024)], tmp_path / "pipe", replace=replace)
+    assert (tmp_path / "pipe").is_fifo()
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
 def test_a_refused_tree_leaves_what_it_should_have_replaced(tmp_path: Path) -> None:
     (tmp_path / "t").mkdir()
     with pytest.raises(UnsafeArchive):
