@@ -270,7 +270,7 @@ class AsyncSandbox:
         """Fetch a file or a directory, unpacked safely: see `space.sdk.archive` for what is refused.
 
         `local_path` is its name here; an existing directory, or a trailing slash, means into that directory, under its own name.
-        A file replaces a file; anything else that is there is a Conflict, unless `replace`; a device or pipe always is. Nothing is left of a tree
+        A file replaces a file; what else is there is a Conflict, unless `replace`; a device or pipe always is. Nothing is left of a tree
         that was refused or cut off. links: "skip" leaves out symbolic links that lead out of the tree (of a venv, say).
         """
         target = await offload(download_target, local_path, guest_path, replace)
