@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use space_protocol::messages::{Exited, Started, Variable};
@@ -18,7 +18,6 @@ use space_protocol::{Failure, Message, Mux};
 
 use crate::cgroup::{Leaf, Workloads};
 use crate::child::{self, Child};
-use crate::procs;
 use crate::ring::Ring;
 use crate::sys::{self, Epoll};
 
@@ -171,18 +170,16 @@ impl Job {
         }
     }
 
-    /// Its time is up.
-    pub fn time_out(&mut self, proc: BorrowedFd<'_>) {
+    /// Its time is up. What is to be killed besides its cgroup, as guest root may have left that: its leader's session.
+    pub fn time_out(&mut self) -> Option<i32> {
         self.timed_out = true;
-        self.kill(proc);
+        self.leaf.kill();
+        self.session()
     }
 
-    /// Kill what is in its cgroup and, as guest root may have left that, what is in its leader's session.
-    fn kill(&self, proc: BorrowedFd<'_>) {
-        self.leaf.kill();
-        if self.ended.is_none() {
-            procs::kill_session(proc, self.pid);
-        }
+    /// The session of a leader that was not reaped yet.
+    fn session(&self) -> Option<i32> {
+        self.ended.is_none().then_some(self.pid)
     }
 
     /// The leader was reaped.
@@ -243,15 +240,11 @@ impl Job {
         }
     }
 
-    /// End it, whatever it does.
-    pub fn abandon(self, proc: BorrowedFd<'_>, workloads: &mut Workloads) {
-        self.kill(proc);
+    /// End it, whatever it does. What is to be killed besides its cgroup: its leader's session.
+    pub fn abandon(self, workloads: &mut Workloads) -> Option<i32> {
+        let session = self.session();
         workloads.bury(self.leaf);
-    }
-
-    /// What is left of it when everything was killed.
-    pub fn into_leaf(self) -> Leaf {
-        self.leaf
+        session
     }
 
     /// Read the report; whether bytes may flow: a program's must have ended, a verb's ends with the verb.
@@ -439,6 +432,7 @@ mod tests {
 
     use super::*;
     use crate::cgroup::fake;
+    use crate::procs;
 
     const NOW: Duration = Duration::from_secs(1);
 
@@ -485,7 +479,8 @@ mod tests {
         let mut late = job(&scratch, leader.id() as i32);
         late.limit(Some(Duration::from_secs(1)));
         assert_eq!(late.deadline(), Some(NOW * 2));
-        late.time_out(sys::open("/proc", libc::O_RDONLY | libc::O_DIRECTORY).unwrap().as_fd());
+        let sessions = late.time_out().into_iter().collect();
+        procs::kill_sessions(sys::open("/proc", libc::O_RDONLY | libc::O_DIRECTORY).unwrap().as_fd(), &sessions);
         let all_ended = ended.recv_timeout(Duration::from_secs(20));
         let _ = leader.kill();
         let status = std::os::unix::process::ExitStatusExt::into_raw(leader.wait().unwrap());

@@ -1,6 +1,6 @@
 //! The loop: two ports, the children, and the clock. One thread, nothing in it waits for anything but epoll.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::job::{Job, Outcome, Purpose, SLOTS, Way};
 use crate::ring::Ring;
 use crate::shutdown::Shutdown;
 use crate::sys::{self, Epoll};
-use crate::{configure, exec, metrics, tree};
+use crate::{configure, exec, metrics, procs, tree};
 
 /// Tokens below this are not a job's.
 const FIRST_JOB: u64 = 2 * SLOTS;
@@ -45,6 +45,8 @@ struct Core {
     mux: Mux,
     jobs: BTreeMap<u64, Job>,
     calibrations: BTreeMap<u32, Calibration>,
+    /// Sessions to be killed before the next child is reaped.
+    doomed: BTreeSet<i32>,
     next_job: u64,
     env: Option<Vec<Variable>>,
     shutdown: Option<Shutdown>,
@@ -74,6 +76,7 @@ impl Server {
             mux: Mux::new(),
             jobs: BTreeMap::new(),
             calibrations: BTreeMap::new(),
+            doomed: BTreeSet::new(),
             next_job: FIRST_JOB,
             env: None,
             shutdown: None,
@@ -94,6 +97,7 @@ impl Server {
             }
             self.core.keep_time();
             self.core.pump();
+            self.core.hunt();
             for pipe in Pipe::ALL {
                 self.write(pipe);
             }
@@ -207,7 +211,7 @@ impl Core {
                 self.calibrations.remove(&stream);
                 let found = self.jobs.iter().find(|(_, job)| job.stream() == stream).map(|(id, _)| *id);
                 if let Some(job) = found.and_then(|id| self.jobs.remove(&id)) {
-                    job.abandon(self.held.proc.as_fd(), &mut self.workloads);
+                    self.doomed.extend(job.abandon(&mut self.workloads));
                 }
             }
         }
@@ -218,7 +222,7 @@ impl Core {
         self.calibrations.clear();
         sys::kill_all_others();
         for job in std::mem::take(&mut self.jobs).into_values() {
-            self.workloads.bury(job.into_leaf());
+            job.abandon(&mut self.workloads);
         }
     }
 
@@ -304,14 +308,23 @@ impl Core {
         self.next_job += SLOTS;
         let job = Job::new(stream, purpose, way, child, now());
         if let Err(error) = job.watch(&self.epoll, id) {
-            job.abandon(self.held.proc.as_fd(), &mut self.workloads);
+            self.doomed.extend(job.abandon(&mut self.workloads));
             return Err(child::refusal("watch a process", &error));
         }
         Ok(self.jobs.entry(id).or_insert(job))
     }
 
+    /// Kill the doomed sessions. Their leaders' numbers are theirs until they are reaped.
+    fn hunt(&mut self) {
+        let doomed = std::mem::take(&mut self.doomed);
+        if !doomed.is_empty() {
+            procs::kill_sessions(self.held.proc.as_fd(), &doomed);
+        }
+    }
+
     /// PID 1 takes everybody's orphans.
     fn reap(&mut self) {
+        self.hunt();
         while let Some((pid, status)) = sys::reap() {
             if let Some(job) = self.jobs.values_mut().find(|job| job.awaits(pid)) {
                 job.leader_ended(status, now());
@@ -323,7 +336,7 @@ impl Core {
     fn keep_time(&mut self) {
         let now = now();
         for job in self.jobs.values_mut().filter(|job| job.deadline().is_some_and(|at| at <= now)) {
-            job.time_out(self.held.proc.as_fd());
+            self.doomed.extend(job.time_out());
         }
         if let Some(shutdown) = &mut self.shutdown {
             shutdown.step(&self.workloads, self.mux.pending(Pipe::Control).is_empty(), now);
@@ -350,7 +363,7 @@ impl Core {
         }
         for id in over {
             if let Some(job) = self.jobs.remove(&id) {
-                job.abandon(self.held.proc.as_fd(), &mut self.workloads);
+                self.doomed.extend(job.abandon(&mut self.workloads));
             }
         }
     }
@@ -375,6 +388,7 @@ mod tests {
             mux: Mux::new(),
             jobs: BTreeMap::new(),
             calibrations: BTreeMap::new(),
+            doomed: BTreeSet::new(),
             next_job: FIRST_JOB,
             env: None,
             shutdown: None,
@@ -392,6 +406,7 @@ mod tests {
         let report = sys::open("/", libc::O_RDONLY).unwrap();
         let child = child::Child { pid: process.id() as i32, leaf, report, inlet: None, outlets: [None, None] };
         let refused = core.start(1, Purpose::Program, Way::Pipes, child).err().unwrap();
+        core.hunt();
         assert_eq!((refused.code.as_str(), core.jobs.len()), ("guest_error", 0), "{}", refused.message);
         assert!(!scratch.0.join("p1").exists());
         assert_eq!(process.wait().unwrap().signal(), Some(9));
