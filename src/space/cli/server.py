@@ -87,7 +87,10 @@ def clean(context: typer.Context) -> int:
         checkout = Path(__file__).resolve().parents[3]
         print_json({"instance": None, "removed": _loaded("space.setup.clean", "clean")(checkout)})
         return 0
-    found = _loaded("space.config.instance", "load")(asked.instance)
+    try:
+        found = _loaded("space.config.instance", "load")(asked.instance)
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from None
     if found is None:
         raise InvalidArgument(f"there is no instance '{asked.instance}' on this host")
     _loaded("space.setup.clean", "stop")(found)

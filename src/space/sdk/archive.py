@@ -304,6 +304,8 @@ class Staging:
             # /dev/null, say: a name that the whole machine uses must not become a file
             raise Conflict(f"{target} is a device, a pipe or a socket, which is never replaced", hint="choose another name")
         is_file = not (source.is_dir() and not source.is_symlink())
+        if there and is_file and target.is_dir() and not target.is_symlink():
+            raise Conflict(f"{target} is a directory, which a file never replaces", hint="choose another name")
         if there and not replace and not (is_file and not target.is_dir()):
             raise Conflict(f"{target} is there already", hint="choose another name, or replace it (--replace, replace=True)")
         if there and (target.is_dir() and not target.is_symlink()):

@@ -63,6 +63,9 @@ def resolve(
     except ValueError as error:
         raise InvalidArgument(str(error)) from None
     local = _local_url(run_root / name / "endpoint.json")
+    for name_of, given in (("the address", api_url), ("the key", api_key)):
+        if given is not None and not given.strip():
+            raise InvalidArgument(f"{name_of} that was given is empty", hint="leave it out to use what is configured")
     url = api_url or (local if instance else None) or (None if instance else env.get("SPACE_API_URL")) or local
     if not url:
         raise ConnectionFailed(
@@ -102,9 +105,13 @@ def _key_from(path: Path | None) -> str | None:
     if path is None:
         return None
     try:
-        return path.read_text().strip()
+        key = path.read_text().strip()
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"cannot read the key file {path}: {error}") from error
+    if not key:
+        # never fall back on another key, least of all the local admin's
+        raise InvalidArgument(f"the key file {path} is empty")
+    return key
 
 
 def _admin_key(path: Path) -> str | None:

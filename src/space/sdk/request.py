@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -60,7 +61,7 @@ def process_request(
     command: Command, *, cwd: str | None, env: Mapping[str, str] | None, user: str | None, timeout: float | None, stdin: bytes | None
 ) -> tuple[bytes, dict[str, str]]:
     """Body and headers that start a process."""
-    if timeout is not None and not timeout > 0:
+    if timeout is not None and not 0 < timeout < math.inf:
         raise InvalidArgument(f"a timeout is a number of seconds above 0, not {timeout}", hint="None means no limit")
     document: dict[str, Any] = {"argv": argv_of(command)}
     if cwd is not None:

@@ -21,6 +21,7 @@ from space.config import settings as config
 from space.config.instance import DATA_ROOT, RUN_ROOT, SETTINGS_ROOT, Instance, abandoned, claim, mark_ephemeral
 from space.host import syscalls
 from space.model.errors import Internal, InvalidArgument, SpaceError
+from space.model.ids import instance_name
 from space.serve import kernel, layout, records, runtime, tls, verdict
 from space.serve.service import Command, Process, Role, module_command
 from space.serve.supervisor import Supervisor
@@ -43,7 +44,7 @@ class Request:
 def parse(argv: Sequence[str] | None) -> Request:
     """The command line; exits with status 2 on a wrong one, as argparse does."""
     parser = argparse.ArgumentParser(prog="space serve", description="Run the server of an instance (as root).")
-    parser.add_argument("--instance", default=DEFAULT_INSTANCE, help="which instance (default: %(default)s)")
+    parser.add_argument("--instance", type=_name, default=DEFAULT_INSTANCE, help="which instance (default: %(default)s)")
     parser.add_argument("--set", dest="sets", action="append", default=[], metavar="KEY=VALUE", help="override a setting of its file")
     parser.add_argument("--ephemeral", action="store_true", help="remove the instance, sandboxes included, at the end")
     parser.add_argument("--dev", action="store_true", help="let the services run from a checkout")
@@ -57,6 +58,13 @@ def parse(argv: Sequence[str] | None) -> Request:
             parser.error(f"--set wants KEY=VALUE, not {text!r}")
         overrides[key] = value
     return Request(parsed.instance, overrides, parsed.ephemeral, parsed.dev, parsed.parent_fd, parsed.json)
+
+
+def _name(text: str) -> str:
+    try:
+        return instance_name(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -247,6 +247,14 @@ def test_a_device_or_a_pipe_is_never_replaced(tmp_path: Path, replace: bool) -> 
     assert os.listdir(tmp_path) == ["pipe"]
 
 
+def test_a_file_never_replaces_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "keep").write_text("kept")
+    with pytest.raises(Conflict, match="a file never replaces"):
+        unpack([file("f", b"!") + bytes(1024)], tmp_path / "t", replace=True)
+    assert (tmp_path / "t" / "keep").read_text() == "kept"
+
+
 def test_a_refused_tree_leaves_what_it_should_have_replaced(tmp_path: Path) -> None:
     (tmp_path / "t").mkdir()
     with pytest.raises(UnsafeArchive):

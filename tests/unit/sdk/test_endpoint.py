@@ -111,3 +111,14 @@ def test_importing_space_imports_no_http_client_and_the_sdk_no_server() -> None:
     code = "import sys, space; assert not {'httpx', 'space.sdk'} & set(sys.modules); from space import Sandbox; "
     code += "print(sorted(m for m in sys.modules if m.startswith('space.') and m.split('.')[1] not in ('sdk', 'model')))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_an_empty_key_or_address_never_falls_back_on_another(tmp_path: Path) -> None:
+    (tmp_path / "none").write_text("\n")
+    with pytest.raises(InvalidArgument, match="is empty"):
+        resolve(api_url="http://127.0.0.1:1", key_file=tmp_path / "none", environ={"SPACE_API_KEY": "space_a_b"})
+    known = {"SPACE_API_KEY": "space_a_b", "SPACE_API_URL": "http://127.0.0.1:1"}
+    with pytest.raises(InvalidArgument, match="empty"):
+        resolve(api_key="", environ=known)
+    with pytest.raises(InvalidArgument, match="empty"):
+        resolve(api_url=" ", environ=known)

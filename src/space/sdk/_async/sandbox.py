@@ -273,7 +273,7 @@ class AsyncSandbox:
         A file replaces a file; what else is there is a Conflict, unless `replace`; a device or pipe always is. Nothing is left of a tree
         that was refused or cut off. links: "skip" leaves out symbolic links that lead out of the tree (of a venv, say).
         """
-        target = await offload(download_target, local_path, guest_path, replace)
+        target = await offload(download_target, local_path, guest_path)
         with Staging(target.parent, limits=limits, links=links) as staging:
             async with aclosing(self.get_tar(guest_path, user=user)) as pieces:
                 async for piece in pieces:
@@ -299,10 +299,10 @@ async def _abandon(client: AsyncClient, spec: Mapping[str, Any], headers: Mappin
         await client.call("DELETE", f"/v1/sandboxes/{segment(sandbox_info(answer).id)}", seconds=ABANDON_SECONDS, repeatable=False)
 
 
-def download_target(local_path: str | Path, guest_path: str, replace: bool) -> Path:
-    """Where a download goes: into a directory that is there (unless it is to be replaced), else to that very name."""
+def download_target(local_path: str | Path, guest_path: str) -> Path:
+    """Where a download goes: into a directory that is there, else to that very name."""
     local = Path(local_path)
-    if str(local_path).endswith("/") or (local.is_dir() and not replace):
+    if str(local_path).endswith("/") or local.is_dir():
         name = posixpath.basename(posixpath.normpath(guest_path))
         return local / (name if name not in ("", ".", "..", "/") else "root")
     return local.absolute()

@@ -275,7 +275,7 @@ class Sandbox:
         A file replaces a file; what else is there is a Conflict, unless `replace`; a device or pipe always is. Nothing is left of a tree
         that was refused or cut off. links: "skip" leaves out symbolic links that lead out of the tree (of a venv, say).
         """
-        target = offload(download_target, local_path, guest_path, replace)
+        target = offload(download_target, local_path, guest_path)
         with Staging(target.parent, limits=limits, links=links) as staging:
             with closing(self.get_tar(guest_path, user=user)) as pieces:
                 for piece in pieces:
@@ -301,10 +301,10 @@ def _abandon(client: Client, spec: Mapping[str, Any], headers: Mapping[str, str]
         client.call("DELETE", f"/v1/sandboxes/{segment(sandbox_info(answer).id)}", seconds=ABANDON_SECONDS, repeatable=False)
 
 
-def download_target(local_path: str | Path, guest_path: str, replace: bool) -> Path:
-    """Where a download goes: into a directory that is there (unless it is to be replaced), else to that very name."""
+def download_target(local_path: str | Path, guest_path: str) -> Path:
+    """Where a download goes: into a directory that is there, else to that very name."""
     local = Path(local_path)
-    if str(local_path).endswith("/") or (local.is_dir() and not replace):
+    if str(local_path).endswith("/") or local.is_dir():
         name = posixpath.basename(posixpath.normpath(guest_path))
         return local / (name if name not in ("", ".", "..", "/") else "root")
     return local.absolute()
