@@ -62,8 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _register(given)
     as_json = "--json" in given[: given.index("--")] if "--" in given else "--json" in given
     for number in (signal.SIGTERM, signal.SIGHUP):
-        # The default would end us at once, and leave a sandbox to its time-to-live.
-        signal.signal(number, _stop)
+        # The default would end us at once, and leave a sandbox to its time-to-live. What nohup ignores stays ignored.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _stop)
     try:
         status = app(given, prog_name="space", standalone_mode=False)
     except SpaceError as fault:

@@ -82,7 +82,9 @@ def test_a_signal_ends_the_command_and_deletes_the_sandbox(server: MockServer, n
             yield "stdout", b"y"
 
     server.program("forever")(lambda _: Reply(pieces=forever()))
-    process = subprocess.Popen([*SPACE, "run", "--", "forever"], env=environment(server), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    # a job in the background of a shell without job control inherits an ignored SIGINT, and passes it on
+    command = ["env", "--default-signal=INT,TERM,HUP", *SPACE, "run", "--", "forever"]
+    process = subprocess.Popen(command, env=environment(server), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.read(1) == b"y"
     assert going.is_set()
