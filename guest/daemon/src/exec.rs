@@ -26,6 +26,9 @@ pub fn shown(bytes: &[u8]) -> String {
 
 /// Refuse a request that could never run; needs no file.
 pub fn check(request: &Exec) -> Result<(), Failure> {
+    if request.pty.is_some() || request.keep.is_some() {
+        return Err(Failure::new("unsupported", "this daemon has no terminals and keeps no processes"));
+    }
     let has_nul = |bytes: &Bytes| bytes.0.contains(&0);
     if request.argv.first().is_none_or(|program| program.0.is_empty()) {
         return Err(Failure::invalid("argv must name a program"));
@@ -140,7 +143,7 @@ mod tests {
 
     fn request(argv: &[&str]) -> Exec {
         let argv = argv.iter().map(|arg| Bytes(arg.as_bytes().to_vec())).collect();
-        Exec { argv, cwd: None, env: vec![], user: None, timeout_ms: None, stdin: false }
+        Exec { argv, cwd: None, env: vec![], user: None, timeout_ms: None, stdin: false, pty: None, keep: None }
     }
 
     #[test]

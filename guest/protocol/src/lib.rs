@@ -3,11 +3,12 @@
 //! - [`frame`]: the frames' layout, and what makes a header valid
 //! - [`decoder`]: bytes of one pipe to frames, with hunt and resynchronisation
 //! - [`mux`]: one session over two pipes: streams, credit, what is to be written
-//! - [`messages`]: requests and messages of the verbs, in `MessagePack`
+//! - [`messages`]: requests and messages of the verbs, in `MessagePack`; [`files`]: those of files, watches and ports
 //!
 //! No I/O, no clock, no randomness. Nothing here allocates on the word of a length that it has not checked.
 
 pub mod decoder;
+pub mod files;
 pub mod frame;
 pub mod messages;
 pub mod mux;

@@ -4,6 +4,7 @@
 //! know must not be passed over in silence. Derived by a macro of ours and not by serde's, because a derive is a dynamic library
 //! for the compiler, which cannot be built with the static flags that the daemon needs.
 
+use crate::files::{Changes, Content, FileAnswer, Files, Listed};
 use crate::pack::{Fault, Wire, read_key, read_map, record};
 
 /// Bytes that need not be text: paths, arguments, variables.
@@ -49,6 +50,70 @@ record! {
         pub timeout_ms: Option<u64>,
         /// Whether bytes for its standard input will come.
         pub stdin: bool,
+        /// A terminal of that size for it.
+        pub pty: Option<Window>,
+        /// The name under which it outlives stream and session.
+        pub keep: Option<String>,
+    }
+}
+
+record! {
+    /// The size of a terminal, and as a message of the host: it has that size now.
+    pub struct Window {
+        /// Lines.
+        pub rows: u16,
+        /// Columns.
+        pub cols: u16,
+    }
+}
+
+record! {
+    /// Go on with a kept process.
+    pub struct Attach {
+        /// Its name.
+        pub process: String,
+        /// Bytes of standard output that the host holds.
+        pub stdout: u64,
+        /// Bytes of standard error that the host holds.
+        pub stderr: u64,
+    }
+}
+
+record! {
+    /// A kept process.
+    pub struct Process {
+        /// Its name.
+        pub process: String,
+    }
+}
+
+record! {
+    /// A kept process as `processes` tells it.
+    pub struct Kept {
+        /// Its name.
+        pub process: String,
+        /// Its process id in the guest.
+        pub pid: u32,
+        /// Whether it has ended.
+        pub ended: bool,
+    }
+}
+
+record! {
+    /// Answer of `processes`.
+    pub struct Processes {
+        /// Oldest first.
+        pub processes: Vec<Kept>,
+    }
+}
+
+record! {
+    /// The host signals a kept process.
+    pub struct Signal {
+        /// 1 to 64.
+        pub signal: u8,
+        /// To everything in its cgroup, and not only to its leader's group.
+        pub all: bool,
     }
 }
 
@@ -175,6 +240,30 @@ pub enum Message {
     Tree(TreeDone),
     /// Answer of `metrics`.
     Metrics(Metrics),
+    /// Answer of `processes`.
+    Processes(Processes),
+    /// Host: the end of standard input.
+    Eof(Empty),
+    /// Host: the terminal has another size.
+    Resize(Window),
+    /// Host: a signal.
+    Signal(Signal),
+    /// A file as it is.
+    File(FileAnswer),
+    /// Some of a directory.
+    Files(Files),
+    /// The end of a listing.
+    Listed(Listed),
+    /// What was sent, counted by its sender.
+    Content(Content),
+    /// From now on nothing is missed.
+    Watching(Empty),
+    /// What happened.
+    Changes(Changes),
+    /// Some changes were lost.
+    Overflow(Empty),
+    /// The connection stands.
+    Connected(Empty),
 }
 
 impl Message {
@@ -187,6 +276,18 @@ impl Message {
             Self::Exited(body) => body.tagged("exited"),
             Self::Tree(body) => body.tagged("tree"),
             Self::Metrics(body) => body.tagged("metrics"),
+            Self::Processes(body) => body.tagged("processes"),
+            Self::Eof(body) => body.tagged("eof"),
+            Self::Resize(body) => body.tagged("resize"),
+            Self::Signal(body) => body.tagged("signal"),
+            Self::File(body) => body.tagged("file"),
+            Self::Files(body) => body.tagged("files"),
+            Self::Listed(body) => body.tagged("listed"),
+            Self::Content(body) => body.tagged("content"),
+            Self::Watching(body) => body.tagged("watching"),
+            Self::Changes(body) => body.tagged("changes"),
+            Self::Overflow(body) => body.tagged("overflow"),
+            Self::Connected(body) => body.tagged("connected"),
         }
     }
 
@@ -210,6 +311,18 @@ impl Message {
             "exited" => Self::Exited(Exited::fields(fields, rest)?),
             "tree" => Self::Tree(TreeDone::fields(fields, rest)?),
             "metrics" => Self::Metrics(Metrics::fields(fields, rest)?),
+            "processes" => Self::Processes(Processes::fields(fields, rest)?),
+            "eof" => Self::Eof(Empty::fields(fields, rest)?),
+            "resize" => Self::Resize(Window::fields(fields, rest)?),
+            "signal" => Self::Signal(Signal::fields(fields, rest)?),
+            "file" => Self::File(FileAnswer::fields(fields, rest)?),
+            "files" => Self::Files(Files::fields(fields, rest)?),
+            "listed" => Self::Listed(Listed::fields(fields, rest)?),
+            "content" => Self::Content(Content::fields(fields, rest)?),
+            "watching" => Self::Watching(Empty::fields(fields, rest)?),
+            "changes" => Self::Changes(Changes::fields(fields, rest)?),
+            "overflow" => Self::Overflow(Empty::fields(fields, rest)?),
+            "connected" => Self::Connected(Empty::fields(fields, rest)?),
             _ => return Err(Fault::Unknown(kind.chars().take(40).collect())),
         })
     }

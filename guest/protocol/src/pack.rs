@@ -4,7 +4,7 @@
 
 use rmp::Marker;
 use rmp::decode::{read_array_len, read_bin_len, read_bool, read_int, read_map_len, read_str_len};
-use rmp::encode::{write_array_len, write_bin, write_bool, write_map_len, write_nil, write_str, write_uint};
+use rmp::encode::{write_array_len, write_bin, write_bool, write_map_len, write_nil, write_sint, write_str, write_uint};
 
 use crate::messages::Bytes;
 
@@ -62,6 +62,26 @@ impl Wire for u32 {
 
     fn take(rest: &mut &[u8]) -> Result<Self, Fault> {
         read_int(rest).map_err(|_| Fault::Type("an unsigned number of 32 bits"))
+    }
+}
+
+impl Wire for u16 {
+    fn put(&self, out: &mut Vec<u8>) {
+        u64::from(*self).put(out);
+    }
+
+    fn take(rest: &mut &[u8]) -> Result<Self, Fault> {
+        read_int(rest).map_err(|_| Fault::Type("an unsigned number of 16 bits"))
+    }
+}
+
+impl Wire for i64 {
+    fn put(&self, out: &mut Vec<u8>) {
+        let _ = write_sint(out, *self);
+    }
+
+    fn take(rest: &mut &[u8]) -> Result<Self, Fault> {
+        read_int(rest).map_err(|_| Fault::Type("a number of 64 bits"))
     }
 }
 
@@ -201,7 +221,7 @@ macro_rules! record {
 
             /// The record as a message of kind `t`.
             #[allow(dead_code)]
-            fn tagged(&self, t: &str) -> Vec<u8> {
+            pub(crate) fn tagged(&self, t: &str) -> Vec<u8> {
                 let mut out = Vec::new();
                 $crate::pack::write_map(&mut out, Self::FIELDS.len() + 1);
                 $crate::pack::write_key(&mut out, "t");
@@ -211,7 +231,7 @@ macro_rules! record {
             }
 
             /// `count` fields from the front of `rest`, in any order.
-            fn fields(count: u32, rest: &mut &[u8]) -> Result<Self, $crate::pack::Fault> {
+            pub(crate) fn fields(count: u32, rest: &mut &[u8]) -> Result<Self, $crate::pack::Fault> {
                 use $crate::pack::Fault;
                 $(let mut $field: Option<$type> = None;)*
                 for _ in 0..count {

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use space_protocol::frame::{self, Greeting, HEADER, VERSION};
-use space_protocol::messages::{Configure, Empty, Exec, Source, Tree, decode, encode};
+use space_protocol::messages::{Configure, Empty, Exec, Source, Tree, Window, decode, encode};
 use space_protocol::{Bytes, Decoder, Event, Failure, Item, Kind, Message, Mux, Pipe, Role};
 
 /// `SplitMix64`.
@@ -50,6 +50,8 @@ fn requests() -> Vec<Vec<u8>> {
         user: None,
         timeout_ms: Some(70_000),
         stdin: true,
+        pty: Some(Window { rows: 24, cols: 80 }),
+        keep: Some("pr-1".into()),
     };
     let configure = Configure { realtime_ns: 1, entropy: Bytes(vec![1; 64]), hostname: "a".into(), env: vec![], generation: 1 };
     let tree = Tree { path: bytes("/tmp"), user: Some("root".into()) };

@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use serde_json::Value;
+use space_protocol::files;
 use space_protocol::frame::{self, Header};
-use space_protocol::messages::{Configure, Empty, Exec, Source, Tree, decode, encode};
+use space_protocol::messages::{Attach, Configure, Empty, Exec, Process, Source, Tree, decode, encode};
 use space_protocol::{Decoder, Event, Failure, Item, Kind, Message, Mux, Pipe, Role, Wire};
 
 fn load(name: &str) -> Value {
@@ -167,6 +168,20 @@ fn messages_decode_and_encode_to_the_same_bytes() {
             (_, "exec") => again::<Exec>(&bytes),
             (_, "tree_put" | "tree_get") => again::<Tree>(&bytes),
             (_, "source") => again::<Source>(&bytes),
+            (_, "attach") => again::<Attach>(&bytes),
+            (_, "forget") => again::<Process>(&bytes),
+            (_, "file_stat") => again::<files::FileStat>(&bytes),
+            (_, "file_list") => again::<files::FileList>(&bytes),
+            (_, "file_read") => again::<files::FileRead>(&bytes),
+            (_, "file_write") => again::<files::FileWrite>(&bytes),
+            (_, "file_mkdir") => again::<files::FileMkdir>(&bytes),
+            (_, "file_move") => again::<files::FileMove>(&bytes),
+            (_, "file_remove") => again::<files::FileRemove>(&bytes),
+            (_, "file_chmod") => again::<files::FileChmod>(&bytes),
+            (_, "file_chown") => again::<files::FileChown>(&bytes),
+            (_, "file_symlink") => again::<files::FileSymlink>(&bytes),
+            (_, "watch") => again::<files::Watch>(&bytes),
+            (_, "connect") => again::<files::Connect>(&bytes),
             _ => again::<Empty>(&bytes),
         };
         assert_eq!(hex(&again), hex(&bytes), "{}", text(row, "name"));

@@ -10,14 +10,23 @@
 | pause, resume | Target | SandboxState |
 | noop | Target | Done (a round trip to the guest's daemon) |
 | metrics | Target | Metrics |
-| exec | Exec | Started, DATA (lane 0 stdout, 1 stderr), Exited; control's DATA is stdin |
+| exec | Exec | Started; when attached: DATA (lane 0 stdout, 1 stderr), Exited; control sends its input |
+| attach | Attach | Attached, then DATA, Gap and at the end Exited, Lost or Paused; with `input` control sends its input |
+| input | ProcessTarget | control's DATA is stdin, its messages Eof, Resize, Signal; InputDone once control has closed |
+| processes | Target | ProcessList messages: also those that have ended, oldest first; also of a sandbox that is gone (retention) |
+| process | ProcessTarget | ProcessInfo |
+| forget | ProcessTarget | Done: what is left of it is killed, its output dropped; idempotent |
+| history | History | MetricsHistory |
+| file_* (ten verbs), watch, connect | Forward | as the guest's verb of that name, its messages unchanged (`core.wire.files`) |
 | tree_put | Tree | control's DATA is the tar stream; TreeDone |
 | tree_get | Tree | DATA is the tar stream; TreeDone |
 
-Faults come as RESET with a code of `space.model.errors`.
+Input is DATA (stdin) and the messages Eof, Resize and Signal. Faults come as RESET with a code of `space.model.errors`.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import msgspec
 
@@ -46,8 +55,21 @@ class Create(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     env: dict[str, str]
 
 
+class Window(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The size of a terminal, in lines and columns."""
+
+    rows: int
+    cols: int
+
+
 class Exec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Run a process. stdin: whether DATA will come."""
+    """Run a process. stdin: whether it has one that control may write to.
+
+    process: its id (`pr-...`), chosen by control; empty: the node chooses. pty: a terminal, which needs stdin. attach: the answer goes
+    on with the output, and control's CLOSE is the end of stdin; else the stream ends when it runs. kill_on_disconnect: whether an
+    attached stream that ends before the process kills it. overflow: what happens when the spool holds `spool_bytes` (0: the node's
+    setting) of output: `block` holds the process back while somebody is attached who has not read it, `drop_oldest` never does.
+    """
 
     sandbox: str
     argv: list[str]
@@ -56,6 +78,49 @@ class Exec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user: str | None = None
     timeout_ms: int | None = None
     stdin: bool = False
+    process: str = ""
+    pty: Window | None = None
+    attach: bool = True
+    kill_on_disconnect: bool = True
+    overflow: Literal["block", "drop_oldest"] = "block"
+    spool_bytes: int = 0
+
+
+class ProcessTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One process of a sandbox."""
+
+    sandbox: str
+    process: str
+
+
+class Attach(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Read a process's output, from offsets on: None from the oldest byte that is kept, negative that many bytes from the end.
+
+    Offsets beyond what was produced are InvalidArgument; before the oldest byte kept, a Gap says what is missing. follow: until it ends;
+    else the answer ends with Paused when it still runs. input: as in `input`. kill_on_disconnect: whether the end of this stream kills it.
+    """
+
+    sandbox: str
+    process: str
+    stdout: int | None = None
+    stderr: int | None = None
+    follow: bool = True
+    input: bool = False
+    kill_on_disconnect: bool = False
+
+
+class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A sandbox's figures over time, newer than since_us (microseconds since 1970)."""
+
+    sandbox: str
+    since_us: int = 0
+
+
+class Forward(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request for the guest. request: the MessagePack of the guest verb's request, which the node decodes (`core.wire.guest`)."""
+
+    sandbox: str
+    request: bytes
 
 
 class Tree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,6 +142,11 @@ class SandboxState(msgspec.Struct, frozen=True, tag_field="t", tag="state"):
     isolation: str
     reason: str | None = None
     stages_ms: dict[str, float] = {}
+    # whether a process runs in it that nobody need be attached to: it is not idle
+    busy: bool = False
+    # processes of it that the guest's kernel killed for want of memory, and the last of them
+    oom_kills: int = 0
+    last_oom: str | None = None
 
 
 class SandboxList(msgspec.Struct, frozen=True, tag_field="t", tag="list"):
@@ -98,9 +168,121 @@ class NodeInfo(msgspec.Struct, frozen=True, tag_field="t", tag="info"):
 
 
 class Started(msgspec.Struct, frozen=True, tag_field="t", tag="started"):
-    """The process runs."""
+    """The process runs. process: its id."""
 
     pid: int
+    process: str = ""
+
+
+class ProcessInfo(msgspec.Struct, frozen=True, tag_field="t", tag="process"):
+    """A process. state: `running`, `exited`, or `lost` (its sandbox ended first, see reason). stdin: `none`, `open` or `closed`.
+
+    stdout_bytes, stderr_bytes: produced so far; *_first: the oldest byte that is kept. Of a terminal all output is stdout.
+    """
+
+    process: str
+    sandbox: str
+    pid: int
+    argv: list[str]
+    cwd: str | None
+    user: str | None
+    pty: bool
+    state: Literal["running", "exited", "lost"]
+    started_us: int
+    ended_us: int | None
+    stdout_bytes: int
+    stderr_bytes: int
+    stdout_first: int
+    stderr_first: int
+    stdin: Literal["none", "open", "closed"]
+    stdin_bytes: int
+    code: int | None = None
+    signal: int | None = None
+    oom_killed: bool = False
+    timed_out: bool = False
+    wall_ms: int | None = None
+    reason: str | None = None
+
+
+class ProcessList(msgspec.Struct, frozen=True, tag_field="t", tag="processes"):
+    """Some of a sandbox's processes."""
+
+    processes: list[ProcessInfo]
+
+
+class Attached(msgspec.Struct, frozen=True, tag_field="t", tag="attached"):
+    """The process as it is now, and where the output begins."""
+
+    info: ProcessInfo
+    stdout: int
+    stderr: int
+
+
+class Gap(msgspec.Struct, frozen=True, tag_field="t", tag="gap"):
+    """Output that is kept no longer. lane: 0 stdout, 1 stderr. offset: of the first byte that is missing. bytes: how many are."""
+
+    lane: int
+    offset: int
+    bytes: int
+
+
+class Paused(msgspec.Struct, frozen=True, tag_field="t", tag="paused"):
+    """That is all so far; the process runs on. stdout, stderr: the offsets to ask from."""
+
+    stdout: int
+    stderr: int
+
+
+class Lost(msgspec.Struct, frozen=True, tag_field="t", tag="lost"):
+    """The process's sandbox ended before it did: nobody knows how it would have ended."""
+
+    reason: str
+
+
+class Eof(msgspec.Struct, frozen=True, tag_field="t", tag="eof"):
+    """From control: the end of stdin."""
+
+
+class Resize(msgspec.Struct, frozen=True, tag_field="t", tag="resize"):
+    """From control: the terminal has this size now."""
+
+    rows: int
+    cols: int
+
+
+class Signal(msgspec.Struct, frozen=True, tag_field="t", tag="signal"):
+    """From control: a signal to the process's group, or with all to everything that it started."""
+
+    signal: int
+    all: bool = False
+
+
+class InputDone(msgspec.Struct, frozen=True, tag_field="t", tag="input"):
+    """Everything went to the process. stdin_bytes: taken so far, over its whole life."""
+
+    stdin_bytes: int
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """A sandbox's figures at one time (microseconds since 1970); fields as in Metrics."""
+
+    at_us: int
+    memory_total: int
+    memory_available: int
+    cpu_user_ms: int
+    cpu_system_ms: int
+    disk_total: int
+    disk_used: int
+    processes: int
+    host_memory_bytes: int
+    host_cpu_ms: int
+
+
+class MetricsHistory(msgspec.Struct, frozen=True, tag_field="t", tag="history"):
+    """Oldest first. interval_ms: between two."""
+
+    interval_ms: int
+    samples: list[Sample]
 
 
 class Exited(msgspec.Struct, frozen=True, tag_field="t", tag="exited"):

@@ -5,18 +5,39 @@ Answers come from a guest and are hostile: `decode` refuses unknown, missing and
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
 
+from space.core.wire.files import (
+    Changes,
+    Connect,
+    Connected,
+    Content,
+    FileAnswer,
+    FileChmod,
+    FileChown,
+    FileList,
+    FileMkdir,
+    FileMove,
+    FileRead,
+    FileRemove,
+    Files,
+    FileStat,
+    FileSymlink,
+    FileWrite,
+    Listed,
+    Overflow,
+    Watch,
+    Watching,
+)
+from space.core.wire.numbers import U8, U16, U32, U64
 from space.model.errors import ProtocolError
 
-U8 = Annotated[int, Meta(ge=0, le=255)]
-U32 = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
-U64 = Annotated[int, Meta(ge=0)]  # MessagePack has no larger integer
 Word = Annotated[str, Meta(max_length=128)]
 Pair = tuple[bytes, bytes]
+Name = Annotated[str, Meta(pattern="^[a-z0-9-]{1,64}$")]
 
 
 class Empty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,8 +54,18 @@ class Configure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     generation: U64
 
 
+class Window(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The size of a terminal, in lines and columns."""
+
+    rows: U16
+    cols: U16
+
+
 class Exec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Run a process. cwd: None for the user's home. user: None for the default. stdin: whether DATA will come."""
+    """Run a process. cwd: None for the user's home. user: None for the default. stdin: whether DATA will come.
+
+    pty: a terminal for it. keep: the name under which it outlives stream and session.
+    """
 
     argv: Annotated[list[bytes], Meta(min_length=1)]
     cwd: bytes | None
@@ -42,6 +73,8 @@ class Exec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user: str | None
     timeout_ms: U64 | None
     stdin: bool
+    pty: Window | None = None
+    keep: Name | None = None
 
 
 class Tree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,6 +88,20 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Ask for that many zero bytes."""
 
     bytes: U64
+
+
+class Attach(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Go on with a kept process. stdout, stderr: bytes of its output that this side holds."""
+
+    process: Name
+    stdout: U64
+    stderr: U64
+
+
+class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Name a kept process: the request of forget."""
+
+    process: Name
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t", tag="done"):
@@ -115,8 +162,46 @@ class Metrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
     load1_milli: U64
 
 
-Request = Empty | Configure | Exec | Tree | Source
-Message = Done | Configured | Started | Exited | TreeDone | Metrics
+class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A kept process."""
+
+    process: Name
+    pid: U32
+    ended: bool
+
+
+class Processes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t", tag="processes"):
+    """Every kept process, oldest first."""
+
+    processes: Annotated[list[Kept], Meta(max_length=1024)]
+
+
+class Eof(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t", tag="eof"):
+    """Of the host: the end of a kept process's stdin."""
+
+
+class Resize(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t", tag="resize"):
+    """Of the host: the terminal has this size now."""
+
+    rows: U16
+    cols: U16
+
+
+class Signal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t", tag="signal"):
+    """Of the host: signal a kept process's group, or with all everything in its cgroup."""
+
+    signal: Annotated[int, Meta(ge=1, le=64)]
+    all: bool
+
+
+Request = (
+    Empty | Configure | Exec | Attach | Process | Tree | Source
+    | FileStat | FileList | FileRead | FileWrite | FileMkdir | FileMove | FileRemove | FileChmod | FileChown | FileSymlink | Watch | Connect
+)  # fmt: skip
+Message = (
+    Done | Configured | Started | Exited | TreeDone | Metrics | Processes | Eof | Resize | Signal
+    | FileAnswer | Files | Listed | Content | Watching | Changes | Overflow | Connected
+)  # fmt: skip
 REQUESTS: dict[str, type[msgspec.Struct]] = {
     "noop": Empty,
     "configure": Configure,
@@ -128,15 +213,30 @@ REQUESTS: dict[str, type[msgspec.Struct]] = {
     "echo": Empty,
     "sink": Empty,
     "source": Source,
+    "attach": Attach,
+    "processes": Empty,
+    "forget": Process,
+    "file_stat": FileStat,
+    "file_list": FileList,
+    "file_read": FileRead,
+    "file_write": FileWrite,
+    "file_mkdir": FileMkdir,
+    "file_move": FileMove,
+    "file_remove": FileRemove,
+    "file_chmod": FileChmod,
+    "file_chown": FileChown,
+    "file_symlink": FileSymlink,
+    "watch": Watch,
+    "connect": Connect,
 }
 
-M = TypeVar("M", Done, Configured, Started, Exited, TreeDone, Metrics)
-R = TypeVar("R", Empty, Configure, Exec, Tree, Source)
+M = TypeVar("M", bound=msgspec.Struct)
+R = TypeVar("R", bound=msgspec.Struct)
 
 _MESSAGE: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _FIELDS: dict[type, int] = {
-    **{kind: len(kind.__struct_fields__) + 1 for kind in (Done, Configured, Started, Exited, TreeDone, Metrics)},
-    **{kind: len(kind.__struct_fields__) for kind in (Empty, Configure, Exec, Tree, Source)},
+    **{kind: len(kind.__struct_fields__) + 1 for kind in get_args(Message)},
+    **{kind: len(kind.__struct_fields__) for kind in get_args(Request)},
 }
 
 
