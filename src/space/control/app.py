@@ -25,7 +25,8 @@ from space.control.call import Call, ClientGone, CutOff, request_id
 from space.control.hosts import Hosts
 from space.control.keys import ADMIN, Key
 from space.control.problems import MethodNotAllowed, TooMany, unexpected
-from space.control.routes import ROUTES, Access, Route
+from space.control.route import Access, Route
+from space.control.routes import ROUTES
 from space.control.services import Services
 from space.model.errors import InvalidArgument, NotFound, PermissionDenied, SpaceError, Unauthenticated, Unavailable, Unsupported
 from space.model.ids import new_request_id

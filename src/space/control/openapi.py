@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from space.control.problems import MEDIA_TYPE, Problem
-from space.control.routes import ROUTES, Access, Query, Reply, Route
+from space.control.route import Access, Query, Reply, Route
+from space.control.routes import ROUTES
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _REF = "#/components/schemas/{name}"

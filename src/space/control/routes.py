@@ -6,17 +6,9 @@ authentication and its tenant check.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any, Protocol
-
-from starlette.types import Send
-
 from space.control import handlers, prometheus, trees
-from space.control.call import Call
 from space.control.processes import NDJSON
-from space.control.services import Services
+from space.control.route import GUEST, JSON, SANDBOX, TEXT, WHERE, Access, Body, Query, Reply, Route
 from space.control.wire import (
     CreateRequest,
     Health,
@@ -35,103 +27,14 @@ from space.model.errors import (
     DeadlineExceeded,
     Gone,
     GuestError,
-    Internal,
-    InvalidArgument,
     NoCapacity,
     NotFound,
-    PermissionDenied,
     ProtocolError,
-    RateLimited,
     SandboxDied,
-    SpaceError,
-    TooLarge,
-    Unauthenticated,
-    Unavailable,
-    Unsupported,
 )
 from space.model.sandbox import ExitStatus, SandboxInfo
 
-
-class Access(Enum):
-    """Who may call."""
-
-    OPEN = "no key"
-    TENANT = "any key"
-    ADMIN = "an admin key"
-
-
-class Sendable(Protocol):
-    """An answer."""
-
-    async def send(self, send: Send) -> None:
-        """Send it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """A parameter. schema: JSON Schema."""
-
-    name: str
-    about: str
-    schema: dict[str, Any]
-    required: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """What a request carries: media type -> its type, or None for bytes."""
-
-    media: Mapping[str, type | None]
-    required: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """One way to succeed. exit: what the exit frame of a stream of frames carries."""
-
-    status: int
-    about: str
-    media: Mapping[str, type | None]
-    exit: type | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One method of one path. errors: beyond those that every route of its access can give."""
-
-    method: str
-    path: str
-    name: str
-    about: str
-    access: Access
-    handler: Callable[[Call, Services], Awaitable[Sendable]]
-    replies: tuple[Reply, ...]
-    errors: tuple[type[SpaceError], ...] = ()
-    query: tuple[Query, ...] = ()
-    headers: tuple[Query, ...] = ()
-    body: Body | None = None
-    # Names of parameters that begin with this are the caller's own.
-    open_query: str | None = None
-
-    @property
-    def refusals(self) -> list[type[SpaceError]]:
-        """Every fault it can answer with."""
-        always: list[type[SpaceError]] = [InvalidArgument, PermissionDenied, Unavailable, Internal]
-        if self.access is not Access.OPEN:
-            always += [Unauthenticated, RateLimited]
-        if self.body is not None:
-            always += [TooLarge, Unsupported, DeadlineExceeded]
-        if "{" in self.path:
-            always.append(NotFound)
-        return sorted({*always, *self.errors}, key=lambda fault: (fault.status, fault.code))
-
-
-_JSON = "application/json"
-_TEXT = {"type": "string"}
-_SANDBOX = "/v1/sandboxes/{id}"
-_GUEST: tuple[type[SpaceError], ...] = (Conflict, Gone, SandboxDied, GuestError, ProtocolError, DeadlineExceeded)
-_WHERE = (Query("path", "Absolute, or below the user's home", _TEXT, required=True), Query("user", "Guest user; missing: `user`", _TEXT))
-_INFO = {_JSON: SandboxInfo}
+_INFO = {JSON: SandboxInfo}
 
 ROUTES: tuple[Route, ...] = (
     Route(
@@ -154,7 +57,7 @@ ROUTES: tuple[Route, ...] = (
                 {"type": "string", "maxLength": 128},
             ),
         ),
-        body=Body({_JSON: CreateRequest}, required=False),
+        body=Body({JSON: CreateRequest}, required=False),
     ),
     Route(
         "GET",
@@ -163,20 +66,20 @@ ROUTES: tuple[Route, ...] = (
         "This tenant's sandboxes, newest first; those that have ended for an hour",
         Access.TENANT,
         handlers.list_sandboxes,
-        (Reply(200, "A page", {_JSON: SandboxList}),),
+        (Reply(200, "A page", {JSON: SandboxList}),),
         query=(
-            Query("phase", "Only those in this phase", _TEXT),
-            Query("template", "Only those of this template", _TEXT),
+            Query("phase", "Only those in this phase", TEXT),
+            Query("template", "Only those of this template", TEXT),
             Query("limit", "At most so many", {"type": "integer", "minimum": 1, "maximum": 200, "default": 50}),
-            Query("cursor", "next_cursor of the page before", _TEXT),
-            Query("metadata.{name}", "Only those with this value under that name; may be repeated with other names", _TEXT),
+            Query("cursor", "next_cursor of the page before", TEXT),
+            Query("metadata.{name}", "Only those with this value under that name; may be repeated with other names", TEXT),
         ),
         open_query="metadata.",
     ),
-    Route("GET", _SANDBOX, "get_sandbox", "One sandbox", Access.TENANT, handlers.get_sandbox, (Reply(200, "As it is now", _INFO),)),
+    Route("GET", SANDBOX, "get_sandbox", "One sandbox", Access.TENANT, handlers.get_sandbox, (Reply(200, "As it is now", _INFO),)),
     Route(
         "DELETE",
-        _SANDBOX,
+        SANDBOX,
         "delete_sandbox",
         "End a sandbox; legal in every phase, idempotent",
         Access.TENANT,
@@ -185,78 +88,78 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "POST",
-        _SANDBOX + "/processes",
+        SANDBOX + "/processes",
         "run_process",
         "Run a command, attached to this request: leaving kills it",
         Access.TENANT,
         handlers.run_process,
         (Reply(200, "Its life as frames or lines, ended by one exit or error", {frames.MEDIA_TYPE: None, NDJSON: None}, ExitStatus),),
-        errors=_GUEST,
+        errors=GUEST,
         query=(Query("stream", "1: this version runs attached processes only", {"type": "boolean"}, required=True),),
-        body=Body({_JSON: ProcessRequest, frames.PROCESS_MEDIA_TYPE: None}),
+        body=Body({JSON: ProcessRequest, frames.PROCESS_MEDIA_TYPE: None}),
     ),
     Route(
         "PUT",
-        _SANDBOX + "/tree",
+        SANDBOX + "/tree",
         "put_tree",
         "Unpack a tar stream below a path of the guest",
         Access.TENANT,
         handlers.put_tree,
-        (Reply(200, "It arrived whole: the guest counted what was sent", {_JSON: TreeInfo}),),
-        errors=_GUEST,
-        query=_WHERE,
+        (Reply(200, "It arrived whole: the guest counted what was sent", {JSON: TreeInfo}),),
+        errors=GUEST,
+        query=WHERE,
         body=Body({trees.MEDIA_TYPE: None}),
     ),
     Route(
         "GET",
-        _SANDBOX + "/tree",
+        SANDBOX + "/tree",
         "get_tree",
         "A path of the guest as a tar stream; a connection that closes early means a fault",
         Access.TENANT,
         handlers.get_tree,
         (Reply(200, "The stream; it ends well only if the guest counted the same", {trees.MEDIA_TYPE: None}),),
-        errors=_GUEST,
-        query=_WHERE,
+        errors=GUEST,
+        query=WHERE,
     ),
     Route(
         "POST",
-        _SANDBOX + "/noop",
+        SANDBOX + "/noop",
         "noop",
         "A round trip to the guest's daemon",
         Access.TENANT,
         handlers.noop,
         (Reply(204, "It answered", {}),),
-        errors=_GUEST,
+        errors=GUEST,
     ),
     Route(
         "POST",
-        _SANDBOX + "/pause",
+        SANDBOX + "/pause",
         "pause_sandbox",
         "Stop its processors; idempotent",
         Access.TENANT,
         handlers.pause,
         (Reply(200, "It is paused", _INFO),),
-        errors=_GUEST,
+        errors=GUEST,
     ),
     Route(
         "POST",
-        _SANDBOX + "/resume",
+        SANDBOX + "/resume",
         "resume_sandbox",
         "Let its processors run; idempotent",
         Access.TENANT,
         handlers.resume,
         (Reply(200, "It runs", _INFO),),
-        errors=_GUEST,
+        errors=GUEST,
     ),
     Route(
         "GET",
-        _SANDBOX + "/metrics",
+        SANDBOX + "/metrics",
         "sandbox_metrics",
         "Memory, disk and processor time of a sandbox",
         Access.TENANT,
         handlers.sandbox_metrics,
-        (Reply(200, "Now", {_JSON: MetricsInfo}),),
-        errors=_GUEST,
+        (Reply(200, "Now", {JSON: MetricsInfo}),),
+        errors=GUEST,
     ),
     Route(
         "GET",
@@ -265,7 +168,7 @@ ROUTES: tuple[Route, ...] = (
         "What can be booted",
         Access.TENANT,
         handlers.list_templates,
-        (Reply(200, "All of it", {_JSON: TemplateList}),),
+        (Reply(200, "All of it", {JSON: TemplateList}),),
         errors=(DeadlineExceeded, ProtocolError),
     ),
     Route(
@@ -275,7 +178,7 @@ ROUTES: tuple[Route, ...] = (
         "Every key, without secrets",
         Access.ADMIN,
         handlers.list_keys,
-        (Reply(200, "All of them", {_JSON: KeyList}),),
+        (Reply(200, "All of them", {JSON: KeyList}),),
     ),
     Route(
         "POST",
@@ -284,8 +187,8 @@ ROUTES: tuple[Route, ...] = (
         "Mint a key for a tenant",
         Access.ADMIN,
         handlers.create_key,
-        (Reply(201, "The key, shown this once", {_JSON: KeyCreated}),),
-        body=Body({_JSON: KeyRequest}),
+        (Reply(201, "The key, shown this once", {JSON: KeyCreated}),),
+        body=Body({JSON: KeyRequest}),
     ),
     Route(
         "DELETE",
@@ -304,7 +207,7 @@ ROUTES: tuple[Route, ...] = (
         "Whether the server is well, and what isolates its guests",
         Access.OPEN,
         handlers.health,
-        (Reply(200, "It answers", {_JSON: Health}),),
+        (Reply(200, "It answers", {JSON: Health}),),
     ),
     Route(
         "GET",
@@ -322,6 +225,6 @@ ROUTES: tuple[Route, ...] = (
         "This document",
         Access.TENANT,
         handlers.openapi_document,
-        (Reply(200, "OpenAPI 3.1", {_JSON: None}),),
+        (Reply(200, "OpenAPI 3.1", {JSON: None}),),
     ),
 )

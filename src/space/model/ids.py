@@ -20,6 +20,7 @@ _SANDBOX = re.compile(r"sb-[a-z2-7]{20}\Z")
 _TENANT = re.compile(r"[a-z][a-z0-9-]{0,38}\Z")
 _INSTANCE = re.compile(r"[a-z][a-z0-9]{0,11}\Z")
 _TEMPLATE = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}\Z")
+_PROCESS = re.compile(r"pr-[0-9a-f]{16}\Z")
 _DIGEST = re.compile(r"[0-9a-f]{16,64}\Z")
 
 
@@ -36,6 +37,18 @@ def new_sandbox_id() -> SandboxId:
 def new_request_id() -> str:
     """An id that joins an answer to its log lines."""
     return "req-" + _random(16)
+
+
+def new_process_id() -> str:
+    """A fresh process id with 64 random bits."""
+    return "pr-" + secrets.token_hex(8)
+
+
+def process_id(text: str) -> str:
+    """`text` as a process id (`pr-` and 16 hex digits); ValueError when it is not one."""
+    if not _PROCESS.match(text):
+        raise ValueError(f"not a process id: {text[:64]!r}")
+    return text
 
 
 def sandbox_id(text: str) -> SandboxId:

@@ -13,7 +13,8 @@ import pytest
 from space.config.settings import Settings
 from space.control import app, limits
 from space.control.hosts import Hosts
-from space.control.routes import ROUTES, Access
+from space.control.route import Access
+from space.control.routes import ROUTES
 from space.control.server import check_address, check_isolation
 from space.model.errors import InvalidArgument
 from space.model.isolation import EMULATED, HARDWARE
