@@ -13,7 +13,7 @@ from pathlib import Path
 
 from space.setup import command
 
-DEVELOPMENT = ("pytest", "pytest-xdist", "pytest-timeout", "hypothesis", "ruff", "mypy", "import-linter", "hatchling")
+DEVELOPMENT = ("pytest", "pytest-xdist", "pytest-timeout", "hypothesis", "ruff", "mypy", "import-linter", "hatchling", "schemathesis")
 
 
 def main() -> None:
