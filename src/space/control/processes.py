@@ -21,7 +21,7 @@ from space.control import limits, problems, wire
 from space.control.call import Call, ClientGone, flag
 from space.control.link import NodeLink, decoded
 from space.control.stdin import Spool
-from space.control.wire import ProcessRequest
+from space.control.wire_processes import ProcessRequest, check_process
 from space.core.wire.events import Data, Message
 from space.model import frames
 from space.model.errors import InvalidArgument, ProtocolError, SpaceError, TooLarge, Unsupported
@@ -90,7 +90,7 @@ async def read_request(call: Call) -> tuple[ProcessRequest, AsyncIterator[bytes]
         return await _framed(call)
     body = await call.json(limits.MAX_PROCESS_JSON)
     decode = asyncio.to_thread(wire.decode, body, ProcessRequest) if len(body) > limits.DECODE_INLINE else None
-    request = wire.check_process(await decode if decode is not None else wire.decode(body, ProcessRequest))
+    request = check_process(await decode if decode is not None else wire.decode(body, ProcessRequest))
     stdin = request.stdin.encode() if request.stdin is not None else request.stdin_base64
     if stdin is None:
         return request, None
@@ -113,7 +113,7 @@ async def _framed(call: Call) -> tuple[ProcessRequest, AsyncIterator[bytes]]:
             if length > limits.MAX_JSON:
                 raise TooLarge(f"a process object of {length} bytes is larger than {limits.MAX_JSON}")
             wanted += length
-    request = wire.check_process(wire.decode(bytes(head[_LENGTH.size : wanted]), ProcessRequest))
+    request = check_process(wire.decode(bytes(head[_LENGTH.size : wanted]), ProcessRequest))
     if request.stdin is not None or request.stdin_base64 is not None:
         raise InvalidArgument("stdin is given in the object and may come behind it too", hint="leave it out of the object")
     return request, _rest(bytes(head[wanted:]), pieces)

@@ -16,11 +16,11 @@ from space.control.wire import (
     KeyList,
     KeyRequest,
     MetricsInfo,
-    ProcessRequest,
     SandboxList,
     TemplateList,
     TreeInfo,
 )
+from space.control.wire_processes import ProcessRequest
 from space.model import frames
 from space.model.errors import (
     Conflict,

@@ -29,6 +29,7 @@ _METADATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}\Z")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}\Z")
 # The kernel's limit for arguments and environment together is a quarter of the stack's: 2 MiB. One string: 128 KiB.
 _MAX_STRING = 128 * 1024 - 1
+BODY_HINT = "GET /openapi.json has the schema of this body"
 
 
 class CreateRequest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,18 +42,6 @@ class CreateRequest(Struct, frozen=True, forbid_unknown_fields=True):
     env: dict[str, str] = {}
     metadata: Annotated[dict[str, str], Meta(max_length=64)] = {}
     ttl_seconds: int | None = None
-
-
-class ProcessRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """A command. cwd: absolute, missing for the user's home. timeout_ms: missing for no limit. stdin: text, or stdin_base64: bytes."""
-
-    argv: Annotated[list[str], Meta(min_length=1, max_length=65_536)]
-    cwd: str | None = None
-    env: dict[str, str] = {}
-    user: str | None = None
-    timeout_ms: Annotated[int, Meta(ge=1, le=2**53)] | None = None
-    stdin: str | None = None
-    stdin_base64: bytes | None = None
 
 
 class KeyRequest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -150,11 +139,11 @@ def decode(body: bytes, cls: type[T]) -> T:
     try:
         return msgspec.json.decode(body or b"{}", type=cls, strict=True)
     except msgspec.ValidationError as error:
-        raise InvalidArgument(f"the body is not right: {error}") from None
+        raise InvalidArgument(f"the body is not right: {error}", hint=BODY_HINT) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"the body is not JSON: {error}") from None
+        raise InvalidArgument(f"the body is not JSON: {error}", hint=BODY_HINT) from None
     except RecursionError:
-        raise InvalidArgument("the body is nested too deeply") from None
+        raise InvalidArgument("the body is nested too deeply", hint=BODY_HINT) from None
 
 
 def sandbox_spec(request: CreateRequest, *, max_ttl_seconds: int) -> SandboxSpec:
@@ -176,27 +165,10 @@ def sandbox_spec(request: CreateRequest, *, max_ttl_seconds: int) -> SandboxSpec
         cpus=request.cpus,
         memory_mib=request.memory_mib,
         disk_mib=request.disk_mib,
-        env=_environment(request.env),
+        env=environment(request.env),
         metadata=dict(request.metadata),
         ttl_seconds=ttl,
     )
-
-
-def check_process(request: ProcessRequest) -> ProcessRequest:
-    """The request, when a kernel could take it; InvalidArgument names the field."""
-    for index, argument in enumerate(request.argv):
-        _check_text(f"argv[{index}]", argument)
-    if not request.argv[0]:
-        raise InvalidArgument("argv[0]: the program has no name")
-    _environment(request.env)
-    if request.cwd is not None:
-        _check_text("cwd", request.cwd)
-        if not request.cwd.startswith("/"):
-            raise InvalidArgument(f"cwd: {request.cwd[:80]!r} is not absolute")
-    check_user(request.user)
-    if request.stdin is not None and request.stdin_base64 is not None:
-        raise InvalidArgument("stdin and stdin_base64 were both given", hint="give one of them")
-    return request
 
 
 def check_user(user: str | None) -> str | None:
@@ -210,7 +182,7 @@ def check_path(path: str | None) -> str:
     """A path in the guest; InvalidArgument when it is missing or no path."""
     if not path:
         raise InvalidArgument("path is missing", hint="?path=/home/user/project, or a path below the user's home")
-    _check_text("path", path, limit=4095)
+    check_text("path", path, limit=4095)
     return path
 
 
@@ -222,12 +194,13 @@ def check_tenant(tenant: str) -> str:
         raise InvalidArgument(f"tenant: {error}") from None
 
 
-def _environment(env: Mapping[str, str]) -> dict[str, str]:
+def environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Variables that fit a request to a guest; InvalidArgument names the one that does not."""
     total = 0
     for name, value in env.items():
         if not _ENV_NAME.match(name):
             raise InvalidArgument(f"env: {name[:64]!r} is no name of a variable")
-        _check_text(f"env.{name[:64]}", value)
+        check_text(f"env.{name[:64]}", value)
         total += len(name) + len(value.encode()) + VARIABLE_BYTES
     if total > MAX_ARGUMENTS:
         raise InvalidArgument(
@@ -236,7 +209,8 @@ def _environment(env: Mapping[str, str]) -> dict[str, str]:
     return dict(env)
 
 
-def _check_text(field: str, text: str, limit: int = _MAX_STRING) -> None:
+def check_text(field: str, text: str, limit: int = _MAX_STRING) -> None:
+    """InvalidArgument when a kernel could not take it as one string."""
     if "\0" in text:
         raise InvalidArgument(f"{field}: holds a NUL character")
     try:

@@ -13,7 +13,7 @@ _HEADER = struct.Struct("<IB3xQ")
 
 
 class Kind(IntEnum):
-    """What a frame carries; `EXIT` or `ERROR` ends the stream."""
+    """What a frame carries; `EXIT`, `ERROR` or `PAUSE` ends the stream."""
 
     START = 1
     STDOUT = 2
@@ -21,6 +21,13 @@ class Kind(IntEnum):
     EXIT = 4
     HEARTBEAT = 5
     ERROR = 6
+    GAP = 7
+    PAUSE = 8
+    # from the client, on a WebSocket
+    STDIN = 16
+    STDIN_END = 17
+    RESIZE = 18
+    SIGNAL = 19
 
 
 @dataclass(frozen=True, slots=True)
