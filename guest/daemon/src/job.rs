@@ -84,6 +84,8 @@ pub struct Job {
     waiting: VecDeque<u8>,
     /// What the child had taken out of its ring when it was last looked.
     taken: u64,
+    /// The child waits for what its ring holds now.
+    bell: bool,
     input_ends: bool,
     outlets: [Outlet; 2],
     began: Duration,
@@ -110,6 +112,7 @@ impl Job {
             inlet_ready: true,
             waiting: VecDeque::new(),
             taken: 0,
+            bell: false,
             input_ends: false,
             outlets: child.outlets.map(|pipe| Outlet { pipe, ready: false, bytes: 0 }),
             began: now,
@@ -200,7 +203,8 @@ impl Job {
         if let Way::Into(ring) = &self.way {
             // There is place for all that the stream's credit allows; it returns as the child takes the bytes.
             match ring.write(bytes) {
-                Ok((count, bell)) if count == bytes.len() => self.toll(bell),
+                // Rung when all that has come is there: the child would run at once, and again for each of the frames behind.
+                Ok((count, bell)) if count == bytes.len() => self.bell |= bell,
                 _ => self.leaf.kill(),
             }
             return;
@@ -232,6 +236,8 @@ impl Job {
         for lane in 0..2 {
             self.drain(mux, lane);
         }
+        let bell = std::mem::take(&mut self.bell);
+        self.toll(bell);
         self.pour(mux);
         let drained = self.outlets.iter().all(|outlet| outlet.pipe.is_none());
         match self.ended {
