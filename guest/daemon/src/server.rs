@@ -198,6 +198,11 @@ impl Core {
                     self.mux.consumed(stream, bytes.len());
                 }
             }
+            Event::Message(stream, _) => {
+                self.mux.reset(stream, &Failure::new("protocol_error", format!("stream {stream} takes no messages")));
+                self.act(&Event::Reset(stream));
+            }
+            Event::Credit(_) => {}
             Event::Close(stream) => {
                 if let Some(calibration) = self.calibrations.get_mut(&stream) {
                     if calibration.end_input(&mut self.mux, stream) {

@@ -35,7 +35,11 @@ pub enum Event<'a> {
     },
     /// Bytes for a stream; say [`Mux::consumed`] when they have gone on.
     Data(u32, &'a [u8]),
-    /// No more bytes will come for a stream.
+    /// A message for a stream, in order with its bytes; say [`Mux::consumed`] when it has been acted on.
+    Message(u32, &'a [u8]),
+    /// The peer has returned credit for what was sent on a stream.
+    Credit(u32),
+    /// Nothing more will come for a stream. One that was closed by us too has ended.
     Close(u32),
     /// The stream is dead; nothing can be sent on it.
     Reset(u32),
@@ -176,6 +180,11 @@ impl Mux {
         }
     }
 
+    /// Payload bytes that were sent on a stream and that the peer has not returned credit for; messages count.
+    pub fn outstanding(&self, stream: u32) -> usize {
+        self.streams.get(&stream).map_or(0, |found| (found.pipe.window() - found.credit) as usize)
+    }
+
     /// Payload bytes that a DATA frame of the stream may have now.
     pub fn data_room(&self, stream: u32) -> usize {
         let Some(found) = self.streams.get(&stream) else { return 0 };
@@ -233,7 +242,7 @@ impl Mux {
         }
     }
 
-    /// `count` bytes of the stream's DATA have gone on to their consumer.
+    /// `count` bytes of the stream's DATA and messages have gone on to their consumer.
     pub fn consumed(&mut self, stream: u32, count: usize) {
         let Some(found) = self.streams.get_mut(&stream) else { return };
         found.owed += count as u32;
@@ -352,6 +361,7 @@ impl Mux {
                     None => return self.breach(stream, format!("a credit of {more} bytes does not fit stream {stream}'s window")),
                 }
                 self.flush_tail(stream);
+                return Some(Event::Credit(stream));
             }
             _ if pipe != found.pipe => return self.breach(stream, format!("stream {stream} lives on the other pipe")),
             _ if found.got_close => return self.breach(stream, format!("stream {stream} was closed before")),
@@ -359,21 +369,23 @@ impl Mux {
                 found.got_close = true;
                 if found.sent_close {
                     self.streams.remove(&stream);
+                    return Some(Event::Close(stream));
                 } else if !found.finished {
                     return Some(Event::Close(stream));
                 }
             }
-            Kind::Data if header.flags == 0 => {
+            Kind::Data | Kind::Msg if header.flags == 0 => {
                 let Some(window) = found.window.checked_sub(payload.len() as u32) else {
                     return self.breach(stream, format!("stream {stream} overran its window"));
                 };
                 found.window = window;
                 if !found.finished {
-                    return Some(Event::Data(stream, payload));
+                    let message = header.kind == Kind::Msg;
+                    return Some(if message { Event::Message(stream, payload) } else { Event::Data(stream, payload) });
                 }
                 self.consumed(stream, payload.len());
             }
-            _ => return self.breach(stream, format!("stream {stream} takes neither messages nor a second lane")),
+            _ => return self.breach(stream, format!("stream {stream} has no second lane in this direction")),
         }
         None
     }

@@ -100,6 +100,8 @@ fn describe(event: &Event<'_>) -> String {
         Event::End => "end".to_owned(),
         Event::Open { stream, verb, request, .. } => format!("{stream} open {verb} {}", request.len()),
         Event::Data(stream, bytes) => format!("{stream} data {}", bytes.len()),
+        Event::Message(stream, bytes) => format!("{stream} message {}", bytes.len()),
+        Event::Credit(stream) => format!("{stream} credit"),
         Event::Close(stream) => format!("{stream} close"),
         Event::Reset(stream) => format!("{stream} reset"),
     }
@@ -113,7 +115,7 @@ fn a_request_is_answered_and_its_stream_ends() {
     link.mux.close(1);
     assert_eq!(link.heard(Pipe::Control), ["1 msg Done(Empty)", "1 Close"]);
     assert_eq!(link.mux.open_streams(), 1);
-    assert_eq!(link.send(Pipe::Control, Kind::Close, 1, b""), [""; 0]);
+    assert_eq!(link.send(Pipe::Control, Kind::Close, 1, b""), ["1 close"], "the host's end is told after ours too");
     assert_eq!(link.mux.open_streams(), 0);
     assert_eq!(link.send(Pipe::Control, Kind::Data, 1, b"late"), [""; 0], "frames for ended streams are ignored");
     assert_eq!(link.heard(Pipe::Control), [""; 0]);
@@ -198,6 +200,31 @@ fn nothing_is_sent_beyond_the_credit() {
 }
 
 #[test]
+fn messages_of_the_host_come_in_order_with_its_data() {
+    let mut link = Link::open();
+    link.noop(Pipe::Control, 1);
+    assert_eq!(link.send(Pipe::Control, Kind::Data, 1, b"abc"), ["1 data 3"]);
+    assert_eq!(link.send(Pipe::Control, Kind::Msg, 1, b"\x80"), ["1 message 1"]);
+    assert_eq!(link.send(Pipe::Control, Kind::Close, 1, b""), ["1 close"]);
+}
+
+#[test]
+fn what_the_peer_has_not_credited_is_told() {
+    let mut link = Link::open();
+    link.noop(Pipe::Control, 1);
+    assert_eq!(link.mux.outstanding(1), 0);
+    link.mux.send(1, &DONE);
+    let message = DONE.encode().len();
+    assert_eq!(link.mux.outstanding(1), message);
+    link.mux.data_slot(1);
+    link.mux.data_commit(1, 0, 1000);
+    assert_eq!(link.mux.outstanding(1), message + 1000);
+    assert_eq!(link.send(Pipe::Control, Kind::Credit, 1, &900_u32.to_le_bytes()), ["1 credit"]);
+    assert_eq!(link.mux.outstanding(1), message + 100);
+    assert_eq!(link.mux.outstanding(2), 0, "a stream that is not there");
+}
+
+#[test]
 fn data_waits_while_the_pipe_is_full_and_other_frames_do_not() {
     let mut link = Link::open();
     for stream in 1..=8 {
@@ -248,6 +275,9 @@ fn a_stream_whose_rules_are_broken_dies_alone() {
     let events = link.send(Pipe::Control, Kind::Credit, 2, &1_u32.to_le_bytes());
     broken(&mut link, 2, events);
     link.noop(Pipe::Control, 3);
+    for _ in 0..4 {
+        link.send(Pipe::Control, Kind::Msg, 3, &vec![0; 65_536]);
+    }
     let events = link.send(Pipe::Control, Kind::Msg, 3, b"\x80");
     broken(&mut link, 3, events);
     link.noop(Pipe::Bulk, 4);
