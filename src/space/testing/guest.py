@@ -9,7 +9,9 @@ r"""FakeGuest: the guest's side of the channel (docs/protocol.md, section 2) in 
     true, false     0, 1
 
 and answers `not_found` to any other, `sh -c` too. A timeout ends them with signal 9. tree_put keeps the tar stream under exactly its path,
-tree_get returns it. noop, configure, metrics, shutdown (which kills the fake), echo, sink and source do as the page says.
+tree_get returns it.
+noop, configure, metrics, shutdown (which kills the fake), echo, sink and source do as the page says; `guestfiles` has
+the verbs of files, watches and ports.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from space.core.wire.events import GUEST, Data
 from space.model.errors import GuestError, InvalidArgument, NotFound, ProtocolError, Unsupported
 from space.rpc.served import Served
 from space.rpc.stream import Stream
+from space.testing.guestfiles import FakeFiles
 
 _PIECE = 64 << 10
 _BOOT_ID = "00000000-0000-4000-8000-000000000000"
@@ -56,6 +59,7 @@ class FakeGuest:
         self.trees: dict[bytes, bytes] = {}
         self.running: dict[int, list[bytes]] = {}
         self.off = asyncio.Event()
+        self.files = FakeFiles()
         self._pids = itertools.count(100)
         self._born = time.monotonic()
         self._served: Served | None = None
@@ -70,6 +74,7 @@ class FakeGuest:
             "echo": self._echo,
             "sink": self._sink,
             "source": self._source,
+            **self.files.verbs,
         }
 
     async def serve(self, control: socket.socket, bulk: socket.socket) -> None:
@@ -86,6 +91,7 @@ class FakeGuest:
     def kill(self) -> None:
         """As if the VMM died: the pipes close, `off` is set. Idempotent."""
         self.off.set()
+        self.files.close()
         if self._served is not None:
             self._served.die("the guest was killed")
 
