@@ -1,0 +1,1 @@
+"""What may leave a sandbox: names, addresses, policies, verdicts. Decisions without I/O."""

@@ -1,0 +1,79 @@
+"""Synthetic addresses: one for a name, never another's while somebody may hold it."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Network
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from space.core.policy.synthetic import NoAddress, SyntheticAddresses
+
+SMALL = IPv4Network("198.18.0.0/28")
+
+
+def test_a_name_keeps_its_address_and_an_address_its_name() -> None:
+    table = SyntheticAddresses()
+    first, second = table.address("a.example", 0.0), table.address("b.example", 0.0)
+    assert first != second
+    assert table.address("a.example", 500.0) == first
+    assert (table.name(first), table.name(second)) == ("a.example", "b.example")
+
+
+def test_an_address_that_was_never_given_has_no_name() -> None:
+    table = SyntheticAddresses(SMALL, most=4)
+    given_out = table.address("a.example", 0.0)
+    assert [address for address in SMALL if table.name(address) is not None] == [given_out]
+    assert given_out not in (SMALL[0], SMALL[-1])
+
+
+def test_a_full_table_refuses_while_every_name_is_held() -> None:
+    table = SyntheticAddresses(SMALL, most=2, hold=10.0)
+    table.address("a", 0.0)
+    table.address("b", 5.0)
+    with pytest.raises(NoAddress):
+        table.address("c", 9.9)
+    third = table.address("c", 10.0)
+    assert table.name(third) == "c"
+    assert len(table) == 2
+
+
+def test_a_flow_holds_its_address_for_as_long_as_it_stands() -> None:
+    table = SyntheticAddresses(SMALL, most=1, hold=10.0)
+    address = table.address("a", 0.0)
+    table.flow_began("a")
+    table.flow_began("a")
+    with pytest.raises(NoAddress):
+        table.address("b", 1000.0)
+    table.flow_ended("a", 1000.0)
+    with pytest.raises(NoAddress):
+        table.address("b", 2000.0)
+    table.flow_ended("a", 2000.0)
+    with pytest.raises(NoAddress):
+        table.address("b", 2009.0)
+    assert table.address("b", 2010.0) != address
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.floats(0, 20), st.booleans()), max_size=60))
+def test_no_address_changes_its_name_within_the_hold_or_a_flow(steps: list[tuple[str, float, bool]]) -> None:
+    table = SyntheticAddresses(SMALL, most=4, hold=30.0)
+    now = 0.0
+    believed: dict[object, tuple[str, float]] = {}
+    flows: set[str] = set()
+    for name, wait, flow in steps:
+        now += wait
+        try:
+            address = table.address(name, now)
+        except NoAddress:
+            continue
+        before = believed.get(address)
+        if before is not None and before[0] != name:
+            assert now - before[1] >= 30.0
+            assert before[0] not in flows
+        believed[address] = (name, now)
+        if flow and name not in flows:
+            table.flow_began(name)
+            flows.add(name)
+        for held in flows:
+            assert any(table.name(known) == held for known in believed)  # type: ignore[arg-type]
