@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from space.cli.context import OWN_FAILURE, of, print_json, print_table
-from space.model.errors import InvalidArgument, Unsupported
+from space.cli.lazy import loaded
+from space.model.errors import InvalidArgument
 
 _PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
@@ -58,13 +58,13 @@ def setup(context: typer.Context) -> int:
         return _called("space.setup.__main__", arguments)
     with redirect_stdout(sys.stderr):  # its progress is for people
         status = _called("space.setup.__main__", arguments)
-    print_json({"ready": status == 0, "missing": [asdict(check) for check in _loaded("space.setup.doctor", "checks")() if not check.ok]})
+    print_json({"ready": status == 0, "missing": [asdict(check) for check in loaded("space.setup.doctor", "checks")() if not check.ok]})
     return status
 
 
 def doctor(context: typer.Context) -> int:
     """Say what this machine has and lacks for sandboxes, and how to mend it. Exit status 1 when something is missing."""
-    checks: Sequence[Any] = _loaded("space.setup.doctor", "checks")()
+    checks: Sequence[Any] = loaded("space.setup.doctor", "checks")()
     well = all(check.ok for check in checks)
     if of(context).json:
         print_json({"ok": well, "checks": [asdict(check) for check in checks]})
@@ -80,21 +80,21 @@ def clean(context: typer.Context) -> int:
     """Remove everything that was put on this host; with --instance, that instance alone."""
     asked = of(context)
     if asked.instance is None and not asked.json:
-        return _exit_status(_loaded("space.setup.clean", "main")())
+        return _exit_status(loaded("space.setup.clean", "main")())
     if os.geteuid() != 0:
         raise InvalidArgument("what an instance puts on this host belongs to root: clean as root")
     if asked.instance is None:
         checkout = Path(__file__).resolve().parents[3]
-        print_json({"instance": None, "removed": _loaded("space.setup.clean", "clean")(checkout)})
+        print_json({"instance": None, "removed": loaded("space.setup.clean", "clean")(checkout)})
         return 0
     try:
-        found = _loaded("space.config.instance", "load")(asked.instance)
+        found = loaded("space.config.instance", "load")(asked.instance)
     except ValueError as error:
         raise InvalidArgument(str(error)) from None
     if found is None:
         raise InvalidArgument(f"there is no instance '{asked.instance}' on this host")
-    _loaded("space.setup.clean", "stop")(found)
-    _loaded("space.serve.remove", "remove")(found)
+    loaded("space.setup.clean", "stop")(found)
+    loaded("space.serve.remove", "remove")(found)
     if asked.json:
         print_json({"instance": asked.instance, "removed": [f"instance {asked.instance}"]})
     return 0
@@ -117,17 +117,7 @@ def version(context: typer.Context) -> None:
 
 
 def _called(module: str, arguments: list[str]) -> int:
-    return _exit_status(_loaded(module, "main")(arguments))
-
-
-def _loaded(module: str, name: str) -> Callable[..., Any]:
-    try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name):
-            raise
-        raise Unsupported("this installation is the client alone", hint="this command needs the server's distribution") from error
-    return found
+    return _exit_status(loaded(module, "main")(arguments))
 
 
 def _exit_status(result: object) -> int:

@@ -1,10 +1,15 @@
-"""What an operator may set, in `/etc/space/<instance>.toml`; each field says why it is there. Unknown keys are errors."""
+"""What an operator may set; each field says why it is there. Unknown keys are errors.
+
+Three places, a later one over an earlier: `/etc/space/<instance>.toml`, the environment (`SPACE_<NAME>`), `space serve --set`.
+The comment over a field is its page: `docs/reference/settings.md` is made of them, and one comment stands for all fields below it.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -37,39 +42,110 @@ class Settings:
     max_ttl_seconds: int = 86_400
     # Boots at the same time: more only make each of them slower. 0: one a processor, two at least.
     concurrent_boots: int = 0
+    # How the services write their logs: `text`, or `json` with one object a line (docs/howto/operate.md).
+    log_format: str = "text"
+    # What a serve that is told to stop does with sandboxes: `keep` leaves them running for the next serve, `delete` ends them all.
+    on_stop: str = "keep"
 
 
-def load(path: Path, overrides: dict[str, str] | None = None) -> Settings:
+DEFAULT = "default"
+FLAGS = "--set"
+_SOURCES = "sources"
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Settings, and where each value came from: DEFAULT, the file's path, the variable's name, or FLAGS."""
+
+    settings: Settings
+    sources: dict[str, str]
+
+
+class WrongFlag(InvalidArgument):
+    """What `--set` says is wrong: the command line is to blame, and nothing on the host."""
+
+
+def variable(name: str) -> str:
+    """The environment variable of a setting."""
+    return f"SPACE_{name.upper()}"
+
+
+def resolve(path: Path, overrides: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None) -> Resolved:
+    """Settings of a file (which may be absent), of the environment, and of the command line. InvalidArgument names key and remedy.
+
+    WrongFlag when it is `overrides` that are wrong. Variables that are no setting's are somebody else's and ignored.
+    """
+    settings, sources = Settings(), {field.name: DEFAULT for field in fields(Settings)}
+    for key, value in _table(path).items():
+        _known(key, f"{path}: ")
+        settings, sources[key] = _set(settings, key, value, where=str(path)), str(path)
+    for key in sources:
+        name = variable(key)
+        if name in (environment or {}):
+            text = (environment or {})[name]
+            settings, sources[key] = _set(settings, key, _parse(key, text, name), where=name), name
+    below = settings
+    try:
+        for key, text in (overrides or {}).items():
+            _known(key, "")
+            settings, sources[key] = _set(settings, key, _parse(key, text, f"setting {key}"), where=FLAGS), FLAGS
+    except InvalidArgument as error:
+        raise WrongFlag(error.message, hint=error.hint) from None
+    try:
+        _checked(settings)
+    except InvalidArgument as error:
+        if settings == below or not _is_right(below):
+            raise
+        raise WrongFlag(error.message, hint=error.hint) from None
+    return Resolved(settings, sources)
+
+
+def load(path: Path, overrides: Mapping[str, str] | None = None) -> Settings:
     """Settings of a file (which may be absent) with overrides from the command line. InvalidArgument names key and remedy."""
-    values: dict[str, Any] = {}
-    if path.is_file():
-        try:
-            values = tomllib.loads(path.read_text())
-        except tomllib.TOMLDecodeError as error:
-            raise InvalidArgument(f"{path} is not TOML: {error}") from error
-    settings = Settings()
-    known = {field.name: field for field in fields(Settings)}
-    for key, value in values.items():
-        if key not in known:
-            raise InvalidArgument(f"{path}: unknown setting {key!r}", hint="known: " + ", ".join(sorted(known)))
-        settings = _set(settings, key, value, where=str(path))
-    for key, text in (overrides or {}).items():
-        if key not in known:
-            raise InvalidArgument(f"unknown setting {key!r}", hint="known: " + ", ".join(sorted(known)))
-        settings = _set(settings, key, _parse(key, text), where="--set")
-    return _checked(settings)
+    return resolve(path, overrides).settings
 
 
-def save_effective(instance: Instance, settings: Settings) -> None:
+def _table(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{path} is not TOML: {error}") from error
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error.strerror}") from error
+
+
+def _known(key: str, where: str) -> None:
+    names = sorted(field.name for field in fields(Settings))
+    if key not in names:
+        raise InvalidArgument(f"{where}unknown setting {key!r}", hint="known: " + ", ".join(names))
+
+
+def _is_right(settings: Settings) -> bool:
+    try:
+        _checked(settings)
+    except InvalidArgument:
+        return False
+    return True
+
+
+def save_effective(instance: Instance, settings: Settings, sources: Mapping[str, str] | None = None) -> None:
     """Write what this run of the instance goes by, for its services to read. It holds no secret, only paths of them."""
     staged = instance.run / f".settings.json.{os.getpid()}"
-    staged.write_text(json.dumps(asdict(settings), indent=1, sort_keys=True) + "\n")
+    facts = asdict(settings) | {_SOURCES: dict(sources or {})}
+    staged.write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
     staged.chmod(0o644)
     staged.rename(instance.run / "settings.json")
 
 
 def load_effective(instance: Instance) -> Settings:
     """What serve wrote; Unavailable when the instance was never served since the run directory was made."""
+    return effective(instance).settings
+
+
+def effective(instance: Instance) -> Resolved:
+    """The same with where each value came from."""
     path = instance.run / "settings.json"
     try:
         values = json.loads(path.read_text())
@@ -77,24 +153,24 @@ def load_effective(instance: Instance) -> Settings:
         raise Unavailable(
             f"{path} is not there: instance {instance.name} is not served", hint=f"space serve --instance {instance.name}"
         ) from None
-    settings = Settings()
+    settings, sources = Settings(), values.pop(_SOURCES, {})
     for key, value in values.items():
         if value is not None:
             settings = _set(settings, key, value, where=str(path))
-    return _checked(settings)
+    return Resolved(_checked(settings), {field.name: sources.get(field.name, DEFAULT) for field in fields(Settings)})
 
 
-def _parse(key: str, text: str) -> Any:
+def _parse(key: str, text: str, where: str) -> Any:
     default = getattr(Settings(), key)
     if isinstance(default, bool):
         if text not in ("true", "false"):
-            raise InvalidArgument(f"setting {key} is true or false, not {text!r}")
+            raise InvalidArgument(f"{where} is true or false, not {text!r}")
         return text == "true"
     if isinstance(default, int):
         try:
             return int(text)
         except ValueError:
-            raise InvalidArgument(f"setting {key} is a whole number, not {text!r}") from None
+            raise InvalidArgument(f"{where} is a whole number, not {text!r}") from None
     if isinstance(default, tuple):
         return [part for part in text.split(",") if part]
     return text
@@ -116,6 +192,9 @@ def _checked(settings: Settings) -> Settings:
         raise InvalidArgument(f"setting port is 0 to 65535, not {settings.port}")
     if settings.accelerator not in ("auto", "kvm", "tcg"):
         raise InvalidArgument(f"setting accelerator is auto, kvm or tcg, not {settings.accelerator!r}")
+    for key, known in (("log_format", ("text", "json")), ("on_stop", ("keep", "delete"))):
+        if getattr(settings, key) not in known:
+            raise InvalidArgument(f"setting {key} is {' or '.join(known)}, not {getattr(settings, key)!r}")
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         raise InvalidArgument("settings tls_certificate and tls_key belong together: one of them is missing")
     for key in ("max_sandboxes", "max_ttl_seconds"):

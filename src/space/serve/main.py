@@ -27,6 +27,7 @@ from space.serve.service import Command, Process, Role, module_command
 from space.serve.supervisor import Supervisor
 
 DEFAULT_INSTANCE = "default"
+WRONG_USAGE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with suppress(OSError):
                 told = {"error": error.code, "message": error.message, "hint": error.hint}
                 os.write(request.parent_fd, json.dumps(told).encode() + b"\n")
-        return 1
+        return WRONG_USAGE if isinstance(error, config.WrongFlag) else 1
     return 0
 
 
@@ -95,7 +96,8 @@ def serve(request: Request, command: Command | None = None) -> None:
             raise InvalidArgument(
                 f"services do not run from here: {objection}", hint="`make setup` installs a runtime; --dev permits this one"
             )
-    settings = config.load(SETTINGS_ROOT / f"{request.instance}.toml", request.overrides)
+    resolved = config.resolve(SETTINGS_ROOT / f"{request.instance}.toml", request.overrides, os.environ)
+    settings = resolved.settings
     tls.pem(settings)  # before anything is started
     _ensure_storage()
     _remove_abandoned()
@@ -106,7 +108,7 @@ def serve(request: Request, command: Command | None = None) -> None:
         if request.ephemeral:
             undo.callback(_remove, instance)
             mark_ephemeral(instance)  # it may have been there before
-        config.save_effective(instance, settings)
+        config.save_effective(instance, settings, resolved.sources)
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # orphaned VMMs and helpers end up here and are reaped
         run(instance, settings, request, command or module_command(instance.name, tls=settings.tls_key is not None))
 
