@@ -82,7 +82,7 @@ def list_all(
 
 
 def _row(info: SandboxInfo, now: float) -> Sequence[str]:
-    ends = span(info.expires_at - now) if info.phase not in (Phase.GONE, Phase.FAILED) else "-"
+    ends = span(info.expires_at - now) if info.expires_at is not None and info.phase not in (Phase.GONE, Phase.FAILED) else "-"
     metadata = " ".join(f"{name}={value}" for name, value in info.spec.metadata.items())
     memory = f"{info.spec.memory_mib} MiB"
     return info.id, str(info.phase), info.spec.template, str(info.spec.cpus), memory, span(now - info.created_at), ends, metadata

@@ -31,7 +31,7 @@ async def create_sandbox(call: Call, services: Services) -> Answer:
         if not _IDEMPOTENCY_KEY.match(key):
             raise InvalidArgument("Idempotency-Key: 1 to 128 printable ASCII characters without blanks")
         # Of what was asked, not of how it was spelled: a client may order or space its JSON anew.
-        repeat = (key, hashlib.sha256(msgspec.json.encode(spec, order="deterministic")).digest())
+        repeat = (key, hashlib.sha256(msgspec.json.encode(wire.asked_for(spec))).digest())
     info = await services.sandboxes.create(call.tenant, spec, wait=wait, repeat=repeat)
     return answers.value(info, 201 if wait else 202)
 

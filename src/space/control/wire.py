@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -19,6 +19,7 @@ from space.model.sandbox import (
     DEFAULT_TTL_SECONDS,
     MAX_ARGUMENTS,
     VARIABLE_BYTES,
+    IdlePolicy,
     SandboxInfo,
     SandboxSpec,
 )
@@ -27,21 +28,35 @@ T = TypeVar("T")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _METADATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}\Z")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}\Z")
+MAX_METADATA = 64
+MAX_IDLE_SECONDS = 31_536_000
 # The kernel's limit for arguments and environment together is a quarter of the stack's: 2 MiB. One string: 128 KiB.
 _MAX_STRING = 128 * 1024 - 1
 BODY_HINT = "GET /openapi.json has the schema of this body"
 
 
+class IdleRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """seconds: how long nothing has happened; then it is paused or deleted."""
+
+    seconds: int
+    action: Literal["pause", "delete"] = "pause"
+
+
 class CreateRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """What to make. memory, disk: MiB. ttl_seconds: from creation on; missing: an hour, or the server's limit if that is less."""
+    """What to make. memory, disk: MiB. ttl_seconds: from creation on; missing: an hour, or the server's limit if that is less.
+
+    idle: null for no such rule. on_timeout: what becomes of it at the end of its time to live.
+    """
 
     template: Annotated[str, Meta(max_length=63)] = DEFAULT_TEMPLATE
     cpus: Annotated[int, Meta(ge=1, le=64)] = DEFAULT_CPUS
     memory_mib: Annotated[int, Meta(ge=128, le=1_048_576)] = DEFAULT_MEMORY_MIB
     disk_mib: Annotated[int, Meta(ge=64, le=1_048_576)] = DEFAULT_DISK_MIB
     env: dict[str, str] = {}
-    metadata: Annotated[dict[str, str], Meta(max_length=64)] = {}
+    metadata: Annotated[dict[str, str], Meta(max_length=MAX_METADATA)] = {}
     ttl_seconds: int | None = None
+    idle: IdleRequest | None = None
+    on_timeout: Literal["delete", "pause"] = "delete"
 
 
 class KeyRequest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -153,22 +168,51 @@ def sandbox_spec(request: CreateRequest, *, max_ttl_seconds: int) -> SandboxSpec
     except ValueError as error:
         raise InvalidArgument(f"template: {error}") from None
     ttl = min(DEFAULT_TTL_SECONDS, max_ttl_seconds) if request.ttl_seconds is None else request.ttl_seconds
-    if not 1 <= ttl <= max_ttl_seconds:
-        raise InvalidArgument(f"ttl_seconds is 1 to {max_ttl_seconds}, not {ttl}", hint="the limit is the setting max_ttl_seconds")
-    for name, value in request.metadata.items():
-        if not _METADATA_NAME.match(name):
-            raise InvalidArgument(f"metadata: {name[:64]!r} is no name (1 to 63 of A-Z, a-z, 0-9, '.', '_', '/', '-')")
-        if len(value) > 512:
-            raise InvalidArgument(f"metadata.{name}: {len(value)} characters are more than 512")
     return SandboxSpec(
         template=template,
         cpus=request.cpus,
         memory_mib=request.memory_mib,
         disk_mib=request.disk_mib,
         env=environment(request.env),
-        metadata=dict(request.metadata),
-        ttl_seconds=ttl,
+        metadata=check_metadata(request.metadata),
+        ttl_seconds=check_ttl(ttl, max_ttl_seconds),
+        idle=idle_policy(request.idle),
+        on_timeout=request.on_timeout,
     )
+
+
+def asked_for(spec: SandboxSpec) -> dict[str, Any]:
+    """A specification without the fields that came later and say nothing: an older server's digest of the same body is the same."""
+    fields: dict[str, Any] = msgspec.to_builtins(spec, order="deterministic")
+    return {name: value for name, value in fields.items() if (name, value) not in (("idle", None), ("on_timeout", "delete"))}
+
+
+def check_ttl(seconds: int, most: int) -> int:
+    """A time to live; InvalidArgument otherwise."""
+    if not 1 <= seconds <= most:
+        raise InvalidArgument(f"ttl_seconds is 1 to {most}, not {seconds}", hint="the limit is the setting max_ttl_seconds")
+    return seconds
+
+
+def check_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Names and values, when a list may filter by them; InvalidArgument names the first that is wrong."""
+    if len(metadata) > MAX_METADATA:
+        raise InvalidArgument(f"metadata: {len(metadata)} names are more than {MAX_METADATA}", hint="remove some, with null as their value")
+    for name, value in metadata.items():
+        if not _METADATA_NAME.match(name):
+            raise InvalidArgument(f"metadata: {name[:64]!r} is no name (1 to 63 of A-Z, a-z, 0-9, '.', '_', '/', '-')")
+        if len(value) > 512:
+            raise InvalidArgument(f"metadata.{name}: {len(value)} characters are more than 512")
+    return dict(metadata)
+
+
+def idle_policy(asked: IdleRequest | None) -> IdlePolicy | None:
+    """The rule; InvalidArgument when its time is none."""
+    if asked is None:
+        return None
+    if not 1 <= asked.seconds <= MAX_IDLE_SECONDS:
+        raise InvalidArgument(f"idle.seconds is 1 to {MAX_IDLE_SECONDS}, not {asked.seconds}", hint="leave idle out for no such rule")
+    return IdlePolicy(asked.seconds, asked.action)
 
 
 def check_user(user: str | None) -> str | None:

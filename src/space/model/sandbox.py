@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 MIB = 1 << 20
 
@@ -38,8 +39,23 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class IdlePolicy:
+    """What becomes of a sandbox in which nothing has happened for `seconds`.
+
+    Something happens while a process runs in it, while a file, a tree or a port is open through the API, and at each such call.
+    Asking how it is (GET of it, lists, metrics, events) is nothing; a paused sandbox is not idle, and resuming it starts the clock anew.
+    """
+
+    seconds: int
+    action: Literal["pause", "delete"] = "pause"
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """What was asked for. cpus: whole virtual CPUs. memory, disk: MiB. ttl_seconds: from creation on."""
+    """What was asked for. cpus: whole virtual CPUs. memory, disk: MiB. ttl_seconds: from creation, or its last change, on.
+
+    idle: None for no such rule. on_timeout: what becomes of it at the end of its time to live.
+    """
 
     template: str = DEFAULT_TEMPLATE
     cpus: int = DEFAULT_CPUS
@@ -48,17 +64,23 @@ class SandboxSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     ttl_seconds: int = DEFAULT_TTL_SECONDS
+    idle: IdlePolicy | None = None
+    on_timeout: Literal["delete", "pause"] = "delete"
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxInfo:
-    """A sandbox as the API shows it. Times are UNIX seconds; `revision` grows with every change."""
+    """A sandbox as the API shows it. Times are UNIX seconds; `revision` grows with every change.
+
+    expires_at: None once its time to live has paused it: it is kept then until it is deleted, gets another one, or is resumed,
+    which starts its time to live anew.
+    """
 
     id: str
     phase: Phase
     spec: SandboxSpec
     created_at: float
-    expires_at: float
+    expires_at: float | None
     revision: int
     isolation: str
     reason: str | None = None

@@ -22,7 +22,7 @@ from space.model.errors import (
     Unavailable,
     from_code,
 )
-from space.model.sandbox import Phase, SandboxInfo, SandboxSpec
+from space.model.sandbox import IdlePolicy, Phase, SandboxInfo, SandboxSpec
 
 T = TypeVar("T")
 
@@ -89,15 +89,19 @@ def sandbox_info(answer: Any) -> SandboxInfo:
         return SandboxInfo(
             id=str(answer["id"]),
             phase=Phase(answer["phase"]),
-            spec=SandboxSpec(**{name: value for name, value in spec.items() if name in known}),
+            spec=SandboxSpec(**{name: value for name, value in spec.items() if name in known} | _idle(spec)),
             created_at=float(answer["created_at"]),
-            expires_at=float(answer["expires_at"]),
+            expires_at=None if answer["expires_at"] is None else float(answer["expires_at"]),
             revision=int(answer["revision"]),
             isolation=str(answer["isolation"]),
             reason=answer.get("reason"),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ProtocolError(f"the server's answer is no sandbox: {error!r}", hint="is the server of another version?") from error
+
+
+def _idle(spec: Mapping[str, Any]) -> dict[str, IdlePolicy]:
+    return {} if spec.get("idle") is None else {"idle": IdlePolicy(int(spec["idle"]["seconds"]), spec["idle"]["action"])}
 
 
 def record(cls: type[T], answer: Any) -> T:

@@ -1,0 +1,38 @@
+"""What happened to a tenant's sandboxes, as `GET /v1/events` tells it and webhooks deliver it.
+
+Ids grow, with holes; an event is told once it is committed, in the order of the ids. A stream holds other lines besides:
+
+    {"kind": "heartbeat", "id": N}   everything up to N was told: where to ask from after a break. The first line of a stream that follows
+    {"kind": "gap", "oldest": N}     what lay between the asked `after` and N is kept no longer (N: null when nothing is kept)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+EventKind = Literal["created", "phase", "changed", "out_of_memory", "deleted"]
+EVENT_KINDS: tuple[str, ...] = get_args(EventKind)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened. at: UNIX seconds. revision, phase, reason: the sandbox's after it.
+
+    created: it is wanted. phase: it went from `from_phase` to `phase`; the last one of a sandbox that failed. changed: the caller set
+    `fields` anew. out_of_memory: the guest's kernel killed `count` more processes, the last of them `process`. deleted: it is gone (or
+    its creation was refused), and nothing follows.
+    """
+
+    id: int
+    at: float
+    kind: EventKind
+    sandbox: str
+    revision: int
+    phase: str
+    reason: str | None = None
+    from_phase: str | None = None
+    fields: Sequence[str] | None = None
+    count: int | None = None
+    process: str | None = None
