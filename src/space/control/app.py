@@ -20,6 +20,7 @@ from starlette.routing import Route as PathRoute
 from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
+from space.config import logs
 from space.control import answers, limits
 from space.control.call import Call, ClientGone, CutOff, request_id
 from space.control.hosts import Hosts
@@ -72,6 +73,7 @@ class Api:
             return
         exchange = _Exchange(_chosen_id(scope))
         request_id.set(exchange.request_id)
+        logs.sandbox.set("-")
         scope["space.exchange"] = exchange
         echo = (b"x-request-id", exchange.request_id.encode())
 
@@ -166,6 +168,8 @@ class _Path:
         if route is None:
             raise MethodNotAllowed(f"{scope['method'][:16]} is not possible on {self._path}", allowed=tuple(sorted(self._methods)))
         exchange.route = route.path
+        if (sandbox := scope["path_params"].get("id")) is not None:
+            logs.sandbox.set(sandbox[:64])
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         key = self._key(route, headers, scope)
         exchange.tenant = key.tenant

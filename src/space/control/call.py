@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from starlette.types import Message, Receive, Scope
 
+from space.config.logs import request_id as request_id
 from space.control import limits
 from space.control.keys import Key
 from space.model.errors import DeadlineExceeded, InvalidArgument, SpaceError, TooLarge, Unsupported
-
-request_id: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="-")
 
 
 class ClientGone(Exception):

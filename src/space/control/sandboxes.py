@@ -351,7 +351,7 @@ class Sandboxes:
         try:
             await link.call("delete", Target(sandbox), SandboxState, seconds=limits.DELETE_SECONDS)
         except SpaceError as error:
-            log.warning("cannot delete %s on the node yet: %s", sandbox, error)
+            log.warning("cannot delete %s on the node yet: %s", sandbox, error, extra={"sandbox": sandbox})
             if link.is_up:
                 self._timers.at(time.time() + _DELETE_AGAIN_SECONDS, lambda: self._delete_there(sandbox))
             return
@@ -367,7 +367,7 @@ class Sandboxes:
             return None
         entry.record = record = entry.record.changed(phase=phase, reason=reason, desired=UNWANTED, ended_us=time.time_ns() // 1000)
         self._burying += 1
-        log.info("sandbox %s of tenant %s is %s: %s", record.id, record.tenant, phase, reason)
+        log.info("sandbox %s of tenant %s is %s: %s", record.id, record.tenant, phase, reason, extra={"sandbox": record.id})
         return self._spawn(self._bury(entry), f"end {record.id}")
 
     async def _bury(self, entry: Entry) -> None:

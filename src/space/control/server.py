@@ -14,7 +14,6 @@ import asyncio
 import logging
 import os
 import socket
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,13 +23,13 @@ import uvloop
 
 from space import __version__
 from space.config import instance as instances
+from space.config import logs
 from space.config.hold import hold
 from space.config.instance import DATA_ROOT, RUN_ROOT, Instance
 from space.config.ready import say_ready
 from space.config.settings import Settings, load_effective
 from space.control import http, openapi
 from space.control.app import Api
-from space.control.call import request_id
 from space.control.hosts import is_loopback
 from space.control.keys import KeyRing
 from space.control.link import NodeLink, Refused
@@ -130,18 +129,9 @@ async def _first_node(link: NodeLink, following: asyncio.Task[None], *, patient:
         following.result()
 
 
-class _WithRequestId(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        if not hasattr(record, "request_id"):
-            record.request_id = request_id.get()
-        return True
-
-
-def configure_logging() -> None:
+def configure_logging(form: str = "text") -> None:
     """One line an event on standard error, each with its request's id."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(_WithRequestId())
-    logging.basicConfig(handlers=[handler], level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(request_id)s %(message)s")
+    logs.configure("control", form)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     # An answer that is cut off on purpose ends without its end mark; `app` has logged why.
     logging.getLogger("uvicorn.error").addFilter(lambda record: "without completing response" not in record.getMessage())
@@ -154,6 +144,7 @@ def main() -> int:
     parser.add_argument("--listen-fd", required=True, type=int)
     parser.add_argument("--ready-fd", type=int)
     parser.add_argument("--tls-fd", type=int, help="a file with certificate and key, instead of those that the settings name")
+    parser.add_argument("--log-format", choices=logs.FORMATS, default="text")
     parser.add_argument("--data-root", type=Path, default=DATA_ROOT, help="for tests: where instances are")
     parser.add_argument("--run-root", type=Path, default=RUN_ROOT, help="for tests")
     options = parser.parse_args()
@@ -161,7 +152,7 @@ def main() -> int:
     if instance is None:
         parser.error(f"there is no instance {options.instance!r} on this host")
     os.umask(0o077)
-    configure_logging()
+    configure_logging(options.log_format)
     listener = socket.socket(fileno=options.listen_fd)
     listener.set_inheritable(False)
     try:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from space.config import logs
 from space.core.lifecycle import recovery
 from space.core.lifecycle.table import Accept, Ignore, Refuse, Request, answer
 from space.model.errors import Conflict, DeadlineExceeded, Gone, Internal, ProtocolError, SandboxDied, SpaceError
@@ -182,6 +183,7 @@ class Sandbox:
         self._task = asyncio.create_task(self._life(opening), name=f"sandbox {self.record.sandbox}")
 
     async def _life(self, opening: Coroutine[Any, Any, None]) -> None:
+        logs.sandbox.set(self.record.sandbox)
         try:
             await self._unless_deleted(opening)
             _settle(self._opened)

@@ -15,13 +15,13 @@ import os
 import resource
 import signal
 import socket
-import sys
 import time
 from pathlib import Path
 
 import uvloop
 
 from space.config import instance as instances
+from space.config import logs
 from space.config.artefacts import Store
 from space.config.hold import hold
 from space.config.instance import DATA_ROOT, RUN_ROOT, Instance
@@ -106,6 +106,7 @@ def main(trace: Trace = no_trace) -> int:
     parser.add_argument("--instance", required=True)
     parser.add_argument("--listen-fd", required=True, type=int)
     parser.add_argument("--ready-fd", type=int)
+    parser.add_argument("--log-format", choices=logs.FORMATS, default="text")
     parser.add_argument("--data-root", type=Path, default=DATA_ROOT, help="for tests: where instances are")
     parser.add_argument("--run-root", type=Path, default=RUN_ROOT, help="for tests")
     options = parser.parse_args()
@@ -113,7 +114,7 @@ def main(trace: Trace = no_trace) -> int:
     if instance is None:
         parser.error(f"there is no instance {options.instance!r} on this host")
     os.umask(0o077)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logs.configure("node", options.log_format)
     # per sandbox: monitor, console, two pipes, a pidfd
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
+from space.config import logs
 from space.model.errors import InvalidArgument, SpaceError, Unsupported
 from space.model.sandbox import Phase
 from space.node.node import Node
@@ -124,6 +125,9 @@ class Verbs:
 
 def _decode(kind: type[R], request: bytes) -> R:
     try:
-        return msgspec.msgpack.decode(request, type=kind)
+        found = msgspec.msgpack.decode(request, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InvalidArgument(f"not a request of {kind.__name__}: {error}") from None
+    # Lines of this stream, and of what it starts, belong to that sandbox.
+    logs.sandbox.set(getattr(found, "sandbox", "-"))
+    return found

@@ -196,7 +196,8 @@ def _clone_disk(place: Place, record: Record, directory: int) -> None:
         source = files.open_beneath(store, f"template/{record.template}/{DISK}", os.O_RDONLY)
         target = files.open_beneath(directory, DISK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         if not files.clone(source, target):
-            log(f"{record.sandbox}: its disk was copied, this file system has no reflinks (btrfs and XFS have)")
+            words = f"{record.sandbox}: its disk was copied, this file system has no reflinks (btrfs and XFS have)"
+            log(words, level="warning", sandbox=record.sandbox)
         os.ftruncate(target, record.disk_mib << 20)
         os.fchown(target, place.instance.vm_uid(record.slot), place.instance.node_uid)
         os.fchmod(target, 0o660)

@@ -31,7 +31,7 @@ from space.host import cgroups, namespaces, syscalls
 from space.model.errors import Conflict, Internal, NoCapacity, SpaceError
 from space.model.rootd import CreateSandbox, Describe, Operation, SandboxOp, SlotOp, StartVmm
 from space.rootd import records, sandboxes, slots, vmm
-from space.rootd.log import log
+from space.rootd.log import configure, log
 
 _MAX_PEERS = 16
 _SO_SNDBUFFORCE = 32
@@ -98,17 +98,19 @@ class Rootd:
     # -- the boundary --------------------------------------------------------------------------------------------
     def serve_message(self, message: bytes) -> tuple[bytes, int | None]:
         """One message in, one answer out, with a descriptor that the caller sends and closes. Never raises for what a peer said."""
-        began, name, about = time.perf_counter(), "?", ""
+        began, name, about, sandbox = time.perf_counter(), "?", "", None
         pidfd: int | None = None
         try:
             name, record = records.decode(message)
             about = " ".join(f"{key}={value}" for key, value in asdict(record).items())
+            sandbox = getattr(record, "sandbox", None)
             values, pidfd = self.perform(name, record)
             reply, outcome = records.answer(values), "ok"
         except Exception as error:  # noqa: BLE001 (the boundary: whatever it is, the peer gets a code and a sentence)
             fault = _fault(error)
             reply, outcome = records.refusal(fault), f"{fault.code}: {error}"
-        log(f"{name} {about} {(time.perf_counter() - began) * 1000:.1f}ms {outcome}")
+        level = "info" if outcome == "ok" else "warning"
+        log(f"{name} {about} {(time.perf_counter() - began) * 1000:.1f}ms {outcome}", level=level, sandbox=sandbox)
         return reply, pidfd
 
     def accept(self, listener: socket.socket, poll: select.epoll) -> None:
@@ -153,7 +155,7 @@ def _fault(error: Exception) -> SpaceError:
         return error
     if isinstance(error, OSError) and error.errno in _FULL:
         return NoCapacity(f"the machine is full: {error.strerror}")
-    log(traceback.format_exc())
+    log(traceback.format_exc(), level="error")
     return Internal("rootd failed; its log says why")
 
 
@@ -191,12 +193,14 @@ def main() -> int:
     parser.add_argument("--instance", required=True)
     parser.add_argument("--listen-fd", required=True, type=int)
     parser.add_argument("--ready-fd", type=int)
+    parser.add_argument("--log-format", choices=("text", "json"), default="text")
     parser.add_argument("--data-root", type=Path, default=DATA_ROOT, help="for tests: where instances are")
     parser.add_argument("--run-root", type=Path, default=RUN_ROOT, help="for tests")
     options = parser.parse_args()
     instance = instances.load(options.instance, data_root=options.data_root, run_root=options.run_root)
     if instance is None:
         parser.error(f"there is no instance {options.instance!r} on this host")
+    configure(options.log_format)
     wake = _wake_on_signals()
     os.umask(0o077)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

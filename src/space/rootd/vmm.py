@@ -94,7 +94,8 @@ def reap(children: Children) -> None:
             with os.fdopen(stderr, "rb") as file:
                 file.seek(0)
                 words = file.read(_STDERR_LIMIT).rstrip(b"\0").decode(errors="replace").strip()
-            log(f"{sandbox}: the VMM (pid {pid}) ended with {os.waitstatus_to_exitcode(status)}: {words[-2000:] or 'it said nothing'}")
+            said = words[-2000:] or "it said nothing"
+            log(f"{sandbox}: the VMM (pid {pid}) ended with {os.waitstatus_to_exitcode(status)}: {said}", sandbox=sandbox)
 
 
 def _listen(place: Place, record: Record) -> list[socket.socket]:

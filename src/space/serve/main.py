@@ -12,11 +12,13 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 
+from space.config import logs
 from space.config import settings as config
 from space.config.instance import DATA_ROOT, RUN_ROOT, SETTINGS_ROOT, Instance, abandoned, claim, mark_ephemeral
 from space.host import syscalls
@@ -28,6 +30,7 @@ from space.serve.supervisor import Supervisor
 
 DEFAULT_INSTANCE = "default"
 WRONG_USAGE = 2
+_log_format = "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ def serve(request: Request, command: Command | None = None) -> None:
             )
     resolved = config.resolve(SETTINGS_ROOT / f"{request.instance}.toml", request.overrides, os.environ)
     settings = resolved.settings
+    log_as(settings.log_format)
     tls.pem(settings)  # before anything is started
     _ensure_storage()
     _remove_abandoned()
@@ -110,7 +114,12 @@ def serve(request: Request, command: Command | None = None) -> None:
             mark_ephemeral(instance)  # it may have been there before
         config.save_effective(instance, settings, resolved.sources)
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # orphaned VMMs and helpers end up here and are reaped
-        run(instance, settings, request, command or module_command(instance.name, tls=settings.tls_key is not None))
+        run(instance, settings, request, command or services(instance, settings))
+
+
+def services(instance: Instance, settings: config.Settings) -> Command:
+    """The real services' command lines."""
+    return module_command(instance.name, tls=settings.tls_key is not None, log_format=settings.log_format)
 
 
 def run(instance: Instance, settings: config.Settings, request: Request, command: Command) -> None:
@@ -268,8 +277,18 @@ def _farewell(instance: Instance, *, ephemeral: bool) -> None:
         say(f"{left} sandboxes keep running for the next serve (space clean --instance {instance.name} ends them)")
 
 
+def log_as(form: str) -> None:
+    """How `say` writes from now on."""
+    global _log_format
+    _log_format = form
+
+
 def say(sentence: str) -> None:
-    """One line for the operator."""
+    """One line for the operator, in the format of the services' logs."""
+    if _log_format == "json":
+        fields = {"time": logs.stamp(time.time()), "level": "info", "service": "serve", "logger": "space.serve", "message": sentence}
+        print(json.dumps(fields), file=sys.stderr, flush=True)
+        return
     print(f"space serve: {sentence}", file=sys.stderr, flush=True)
 
 

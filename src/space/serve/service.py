@@ -20,13 +20,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from space.host import namespaces, syscalls
+from space.host import logfile, namespaces, syscalls
 from space.serve.tls import held
 
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 _OPEN_FILES = 65_536
 LISTEN_FD, READY_FD, TLS_FD = 3, 4, 5
-_LOG_LIMIT = 8 << 20
 
 Command = Callable[["Role", int, int], list[str]]
 
@@ -58,13 +57,14 @@ class Process:
         self.ready = None
 
 
-def module_command(instance: str, *, tls: bool = False) -> Command:
+def module_command(instance: str, *, tls: bool = False, log_format: str = "text") -> Command:
     """The command line of the real services, by the interpreter that runs this."""
 
     def command(role: Role, listen_fd: int, ready_fd: int) -> list[str]:
         return [
             sys.executable, "-I", "-m", f"space.{role.name}.server",
             "--instance", instance, "--listen-fd", str(listen_fd), "--ready-fd", str(ready_fd),
+            "--log-format", log_format,
             *(("--tls-fd", str(TLS_FD)) if tls and role.name == "control" else ()),
         ]  # fmt: skip
 
@@ -155,10 +155,11 @@ def _arrange_descriptors(handed: list[int], log: int) -> None:
 
 
 def _open_log(log: Path) -> int:
-    with suppress(FileNotFoundError):
-        if log.stat().st_size > _LOG_LIMIT:
-            log.rename(log.with_suffix(".log.1"))
-    return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    # For reading as well: the service keeps its log short itself (`space.host.logfile`), also while no serve is there.
+    descriptor = os.open(log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with suppress(OSError):
+        logfile.trim(descriptor)  # what one that dies before it logs anything has left
+    return descriptor
 
 
 def log_tail(log: Path, size: int = 2000) -> str:
