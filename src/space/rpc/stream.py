@@ -91,6 +91,11 @@ class Stream:
         await self._room(len(payload))
         self._end.write(self._link.mux.send_message(self.number, payload))
 
+    @property
+    def room(self) -> int:
+        """Bytes of credit left: what the window has more is not yet credited by the peer. 0 once nothing can be sent."""
+        return self._link.mux.may_send(self.number)
+
     async def close(self) -> None:
         """We send nothing more. Idempotent; nothing happens on a stream that has ended."""
         self.close_now()

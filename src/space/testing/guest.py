@@ -6,67 +6,54 @@ r"""FakeGuest: the guest's side of the channel (docs/protocol.md, section 2) in 
     err WORD...     the same on stderr             sleep S         that many seconds, then 0
     cat             stdin to stdout                yes-bytes N     that many bytes of "y\n"
     env             one NAME=VALUE a line          signal N        ends by that signal
-    true, false     0, 1
+    true, false     0, 1                           count N         1 to N, a line each, odd ones on stderr
+    stty size       "ROWS COLS" of its terminal    sizes           the same at each change, until stdin ends
 
-and answers `not_found` to any other, `sh -c` too. A timeout ends them with signal 9. tree_put keeps the tar stream under exactly its path,
-tree_get returns it.
-noop, configure, metrics, shutdown (which kills the fake), echo, sink and source do as the page says; `guestfiles` has
-the verbs of files, watches and ports.
+and answers `not_found` to any other, `sh -c` too. A timeout ends them with signal 9. Kept processes and terminals: `guestprocesses`.
+tree_put keeps the tar stream under exactly its path, tree_get returns it. noop, configure, metrics, shutdown (which kills the fake), echo,
+sink and source do as the page says; `guestfiles` has the verbs of files, watches and ports.
 """
 
 from __future__ import annotations
 
 import asyncio
 import io
-import itertools
 import socket
 import tarfile
 import time
 import zlib
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 
 from space.core.wire import guest
-from space.core.wire.events import GUEST, Data
+from space.core.wire.events import GUEST
 from space.model.errors import GuestError, InvalidArgument, NotFound, ProtocolError, Unsupported
 from space.rpc.served import Served
 from space.rpc.stream import Stream
 from space.testing.guestfiles import FakeFiles
+from space.testing.guestprocesses import Processes
+from space.testing.guestprograms import pieces
 
 _PIECE = 64 << 10
 _BOOT_ID = "00000000-0000-4000-8000-000000000000"
 
 
-@dataclass(slots=True)
-class _Process:
-    """What a running program has written, and where to."""
-
-    stream: Stream
-    request: guest.Exec
-    env: dict[bytes, bytes]
-    written: list[int] = field(default_factory=lambda: [0, 0])
-
-    async def write(self, data: bytes, lane: int = 0) -> None:
-        self.written[lane] += len(data)
-        await self.stream.send(data, lane)
-
-
 class FakeGuest:
-    """One machine's daemon. configured: the last configure. trees: tar streams by path. running: argv of live programs by pid."""
+    """One machine's daemon. configured: the last configure. trees: tar streams by path. processes: what runs and what is kept."""
 
     def __init__(self) -> None:
         self.configured: guest.Configure | None = None
         self.trees: dict[bytes, bytes] = {}
-        self.running: dict[int, list[bytes]] = {}
+        self.processes = Processes()
         self.off = asyncio.Event()
         self.files = FakeFiles()
-        self._pids = itertools.count(100)
         self._born = time.monotonic()
         self._served: Served | None = None
         self._verbs = {
             "noop": self._noop,
             "configure": self._configure,
             "exec": self._exec,
+            "attach": self._attach,
+            "processes": self._processes,
+            "forget": self._forget,
             "tree_put": self._tree_put,
             "tree_get": self._tree_get,
             "metrics": self._metrics,
@@ -76,6 +63,11 @@ class FakeGuest:
             "source": self._source,
             **self.files.verbs,
         }
+
+    @property
+    def running(self) -> dict[int, list[bytes]]:
+        """argv of live programs by pid."""
+        return self.processes.running
 
     async def serve(self, control: socket.socket, bulk: socket.socket) -> None:
         """Serve on these pipes from now on (returns at once); pipes of an earlier call are closed."""
@@ -92,6 +84,7 @@ class FakeGuest:
         """As if the VMM died: the pipes close, `off` is set. Idempotent."""
         self.off.set()
         self.files.close()
+        self.processes.kill()
         if self._served is not None:
             self._served.die("the guest was killed")
 
@@ -135,7 +128,7 @@ class FakeGuest:
 
     async def _source(self, stream: Stream, request: bytes) -> None:
         total = guest.decode_request(guest.Source, request).bytes
-        for piece in _pieces(bytes(4 * _PIECE), total):
+        for piece in pieces(bytes(4 * _PIECE), total):
             await stream.send(piece)
         await stream.send_message(guest.TreeDone(0, total, 0))
 
@@ -158,112 +151,20 @@ class FakeGuest:
         await stream.send_message(_counted(stored))
 
     async def _exec(self, stream: Stream, request: bytes) -> None:
-        wanted = guest.decode_request(guest.Exec, request)
-        name = wanted.argv[0].rpartition(b"/")[2].decode("utf-8", "replace")
-        program = _PROGRAMS.get(name)
-        if program is None:
-            raise NotFound(f"there is no program {name!r}")
-        env = dict(self.configured.env if self.configured else []) | dict(wanted.env)
-        process, pid, begun = _Process(stream, wanted, env), next(self._pids), time.monotonic()
-        self.running[pid] = wanted.argv
-        status, signal, timed_out = 0, None, False
-        try:
-            await stream.send_message(guest.Started(pid))
-            async with asyncio.timeout(None if wanted.timeout_ms is None else wanted.timeout_ms / 1000):
-                status = await program(process)
-        except TimeoutError:
-            status, timed_out = -9, True
-        finally:
-            del self.running[pid]
-        if status < 0:
-            signal = -status
-        stdout, stderr = process.written
-        wall = int((time.monotonic() - begun) * 1000)
-        await stream.send_message(guest.Exited(None if signal else status, signal, False, timed_out, stdout, stderr, wall))
+        base = self.configured.env if self.configured else []
+        await self.processes.exec(stream, guest.decode_request(guest.Exec, request), base)
+
+    async def _attach(self, stream: Stream, request: bytes) -> None:
+        await self.processes.attach(stream, guest.decode_request(guest.Attach, request))
+
+    async def _processes(self, stream: Stream, request: bytes) -> None:
+        await self.processes.processes(stream, guest.decode_request(guest.Empty, request))
+
+    async def _forget(self, stream: Stream, request: bytes) -> None:
+        await self.processes.forget(stream, guest.decode_request(guest.Process, request))
 
     def _uptime_ms(self) -> int:
         return int((time.monotonic() - self._born) * 1000)
-
-
-async def _echo(process: _Process, lane: int = 0) -> int:
-    await process.write(b" ".join(process.request.argv[1:]) + b"\n", lane)
-    return 0
-
-
-async def _err(process: _Process) -> int:
-    return await _echo(process, 1)
-
-
-async def _cat(process: _Process) -> int:
-    async for data in _stdin(process):
-        await process.write(data)
-    return 0
-
-
-async def _env(process: _Process) -> int:
-    for name, value in process.env.items():
-        await process.write(name + b"=" + value + b"\n")
-    return 0
-
-
-async def _true(_: _Process) -> int:
-    return 0
-
-
-async def _false(_: _Process) -> int:
-    return 1
-
-
-async def _exit(process: _Process) -> int:
-    return _number(process) & 0xFF
-
-
-async def _signal(process: _Process) -> int:
-    return -_number(process)
-
-
-async def _sleep(process: _Process) -> int:
-    await asyncio.sleep(float(process.request.argv[1]))
-    return 0
-
-
-async def _yes_bytes(process: _Process) -> int:
-    for piece in _pieces(b"y\n" * (_PIECE // 2), _number(process)):
-        await process.write(piece)
-    return 0
-
-
-_PROGRAMS = {
-    "echo": _echo,
-    "err": _err,
-    "cat": _cat,
-    "env": _env,
-    "true": _true,
-    "false": _false,
-    "exit": _exit,
-    "signal": _signal,
-    "sleep": _sleep,
-    "yes-bytes": _yes_bytes,
-}
-
-
-def _number(process: _Process) -> int:
-    try:
-        return int(process.request.argv[1])
-    except (IndexError, ValueError):
-        raise InvalidArgument(f"{process.request.argv[0]!r} wants a number") from None
-
-
-async def _stdin(process: _Process) -> AsyncIterator[bytes]:
-    async for event in process.stream:
-        if not isinstance(event, Data):
-            raise InvalidArgument("a message came where standard input was expected")
-        yield event.payload
-
-
-def _pieces(block: bytes, total: int) -> list[bytes]:
-    whole, rest = divmod(total, len(block))
-    return [block] * whole + ([block[:rest]] if rest else [])
 
 
 def _counted(tar: bytes) -> guest.TreeDone:
