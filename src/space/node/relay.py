@@ -48,8 +48,8 @@ async def relay(control: Stream, guest: Stream, script: Script, *, feed: bool, e
     feeder = asyncio.create_task(_feed(control, guest), name="feed") if feed else None
     try:
         async with guest:
-            await _answer(control, guest, script)
-        control.close_now()
+            last = await _answer(control, guest, script)
+        await control.send_message(last, last=True)
         if feeder is not None:
             await feeder  # control closes its side when it has read the end
     except SpaceError as error:
@@ -61,20 +61,27 @@ async def relay(control: Stream, guest: Stream, script: Script, *, feed: bool, e
             await ended(feeder)
 
 
-async def _answer(control: Stream, guest: Stream, script: Script) -> None:
+async def _answer(control: Stream, guest: Stream, script: Script) -> msgspec.Struct:
+    """Everything but the last message, which is returned: it is worth something only when the guest has ended its stream behind it."""
     at = 0
+    last: msgspec.Struct | None = None
     async for event in guest:
-        if at == len(script):
+        if last is not None:
             raise ProtocolError("the guest sent more after the end of its answer")
         if isinstance(event, Data):
             if script is PROCESS and at == 0:
                 raise ProtocolError("the guest sent output of a process before its start")
             await control.send(event.payload, event.lane)
         else:
-            await control.send_message(script[at](event.payload))
+            message = script[at](event.payload)
             at += 1
-    if at < len(script):
+            if at == len(script):
+                last = message
+            else:
+                await control.send_message(message)
+    if last is None:
         raise ProtocolError("the guest closed the stream before the end of its answer")
+    return last
 
 
 async def _feed(control: Stream, guest: Stream) -> None:

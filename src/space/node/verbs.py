@@ -49,7 +49,7 @@ class Verbs:
 
     async def _info(self, stream: Stream, request: bytes) -> None:
         _decode(api.Empty, request)
-        await stream.send_message(await self._node.info())
+        await stream.send_message(await self._node.info(), last=True)
 
     async def _create(self, stream: Stream, request: bytes) -> None:
         asked = _decode(api.Create, request)
@@ -65,11 +65,11 @@ class Verbs:
                     return
 
     async def _delete(self, stream: Stream, request: bytes) -> None:
-        await stream.send_message(await self._node.delete(_decode(api.Target, request)))
+        await stream.send_message(await self._node.delete(_decode(api.Target, request)), last=True)
 
     async def _list(self, stream: Stream, request: bytes) -> None:
         _decode(api.Empty, request)
-        await stream.send_message(api.SandboxList(self._node.around.board.states()))
+        await stream.send_message(api.SandboxList(self._node.around.board.states()), last=True)
 
     async def _watch(self, stream: Stream, request: bytes) -> None:
         """Until control resets it, or its session ends: both cancel this."""
@@ -79,10 +79,10 @@ class Verbs:
                 await stream.send_message(state)
 
     async def _pause(self, stream: Stream, request: bytes) -> None:
-        await stream.send_message(await self._node.find(_decode(api.Target, request)).pause())
+        await stream.send_message(await self._node.find(_decode(api.Target, request)).pause(), last=True)
 
     async def _resume(self, stream: Stream, request: bytes) -> None:
-        await stream.send_message(await self._node.find(_decode(api.Target, request)).resume())
+        await stream.send_message(await self._node.find(_decode(api.Target, request)).resume(), last=True)
 
     async def _noop(self, stream: Stream, request: bytes) -> None:
         sandbox = self._node.find(_decode(api.Target, request))
@@ -90,7 +90,7 @@ class Verbs:
             await sandbox.guest().noop()
         except SpaceError as error:
             raise await sandbox.explain(error) from error
-        await stream.send_message(api.Done())
+        await stream.send_message(api.Done(), last=True)
 
     async def _metrics(self, stream: Stream, request: bytes) -> None:
         sandbox = self._node.find(_decode(api.Target, request))
@@ -100,7 +100,8 @@ class Verbs:
             raise await sandbox.explain(error) from error
         usage = await self._node.around.rootd.usage(sandbox.op.sandbox, sandbox.op.generation)
         fields = msgspec.structs.asdict(said)
-        await stream.send_message(api.Metrics(**fields, host_memory_bytes=usage.memory_bytes, host_cpu_ms=usage.cpu_usec // 1000))
+        found = api.Metrics(**fields, host_memory_bytes=usage.memory_bytes, host_cpu_ms=usage.cpu_usec // 1000)
+        await stream.send_message(found, last=True)
 
     async def _exec(self, stream: Stream, request: bytes) -> None:
         asked = _decode(api.Exec, request)

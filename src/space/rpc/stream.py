@@ -83,13 +83,20 @@ class Stream:
             self._end.write(self._link.mux.send_data(self.number, view[at : at + size], lane))
             at += size
 
-    async def send_message(self, message: msgspec.Struct | Buffer) -> None:
-        """Send one message: a struct, or its MessagePack. TooLarge when it does not fit a frame; else as `send`."""
+    async def send_message(self, message: msgspec.Struct | Buffer, *, last: bool = False) -> None:
+        """Send one message: a struct, or its MessagePack. TooLarge when it does not fit a frame; else as `send`.
+
+        last: `close` as well, in the same write. (A peer that waits for both wakes once, and not for each.)
+        """
         payload = msgspec.msgpack.encode(message) if isinstance(message, msgspec.Struct) else message
         if len(payload) > self._limit:
             raise TooLarge(f"the message has {len(payload)} bytes, at most {self._limit} fit")
         await self._room(len(payload))
-        self._end.write(self._link.mux.send_message(self.number, payload))
+        frame = self._link.mux.send_message(self.number, payload)
+        if last:
+            self._closing(frame)
+        else:
+            self._end.write(frame)
 
     @property
     def room(self) -> int:
@@ -106,10 +113,12 @@ class Stream:
 
     def close_now(self) -> None:
         """`close`, for callers that cannot wait."""
-        if self._closed or self._failure:
-            return
+        if not self._closed and not self._failure:
+            self._closing(b"")
+
+    def _closing(self, before: bytes) -> None:
         self._closed = True
-        self._end.write(self._link.mux.send_close(self.number))
+        self._end.write(before + self._link.mux.send_close(self.number))
         self._credit.open()
         if self._ended:
             self._link.forget(self)

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -112,6 +113,9 @@ class Host:
     async def two(self, stream: Stream, request: bytes) -> None:
         await stream.send_message(DONE)
         await stream.send_message(DONE)
+
+    async def once(self, stream: Stream, request: bytes) -> None:
+        await stream.send_message(DONE, last=True)
 
     async def deaf(self, stream: Stream, request: bytes) -> None:
         """Answers without taking what it is sent."""
@@ -237,6 +241,20 @@ async def test_a_call_wants_exactly_one_message(verb: str, words: str) -> None:
         with pytest.raises(ProtocolError, match=words):
             await session.call(verb, b"10")
         assert await session.call("noop", b"") == DONE
+
+
+@timed
+async def test_the_last_message_and_the_end_are_one_write() -> None:
+    async with linked(Host().handle) as (session, served):
+        for verb, writes in (("noop", 2), ("once", 1)):
+            with mock.patch.object(served.ends[0], "write", wraps=served.ends[0].write) as write:
+                assert await session.call(verb, b"") == DONE
+            assert write.call_count == writes
+        async with await session.open("echo", b"") as stream:
+            await stream.send_message(DONE, last=True)
+            assert [event.payload async for event in stream] == [DONE]
+            with pytest.raises(Conflict, match="closed for sending"):
+                await stream.send(b"x")
 
 
 @timed
