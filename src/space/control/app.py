@@ -111,11 +111,12 @@ class Api:
         if scope["http_version"] == "1.0":
             # Its bodies end where the connection ends: a cut one would look whole.
             raise Unsupported("HTTP/1.0 cannot tell a whole answer from a part", hint="use HTTP/1.1")
-        names = Counter(name for name, _ in scope["headers"])
-        for name in _SINGLE & names.keys():
-            if names[name] > 1:
-                raise InvalidArgument(f"header {name.decode()} was given {names[name]} times")
         head = dict(scope["headers"])
+        if len(head) < len(scope["headers"]):
+            names = Counter(name for name, _ in scope["headers"])
+            for name in _SINGLE & names.keys():
+                if names[name] > 1:
+                    raise InvalidArgument(f"header {name.decode()} was given {names[name]} times")
         host = head.get(b"host", b"").decode("latin-1")
         if not self._hosts.admit(host, (scope.get("server") or ("", None))[0]):
             raise PermissionDenied(f"this server does not answer for host {host[:80]!r}", hint="the setting allowed_hosts names more")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from space.config.settings import Settings
@@ -38,7 +39,15 @@ class Hosts:
         return name in self._names or address == here or (address.is_loopback and here is not None and here.is_loopback)
 
 
+_LONGEST_ADDRESS = 64  # more than any; so the cache stays small whatever clients send
+
+
 def _address(text: str) -> IPv4Address | IPv6Address | None:
+    return _parsed(text) if len(text) <= _LONGEST_ADDRESS else None
+
+
+@lru_cache(256)
+def _parsed(text: str) -> IPv4Address | IPv6Address | None:
     try:
         return ip_address(text)
     except ValueError:
