@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -45,7 +46,6 @@ class AsyncClient:
     ) -> None:
         self.endpoint: Endpoint = resolve(api_url, api_key, instance=instance, key_file=key_file)
         self._http = httpx.AsyncClient(
-            base_url=self.endpoint.url,
             headers={"authorization": f"Bearer {self.endpoint.key}", "user-agent": "space-python/0.1", "accept-encoding": "identity"},
             transport=transport,
             timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
@@ -54,6 +54,10 @@ class AsyncClient:
             # Without TLS there is nothing to verify, and reading the CA bundle takes 30 ms.
             verify=self.endpoint.is_tls,
         )
+        # The server sets no cookies, and looking for them in an answer takes longer than reading it.
+        self._http.cookies.extract_cookies = _nothing  # type: ignore[method-assign, assignment]
+        # httpx parses an address in Python, and with a base twice; most requests go where one went before.
+        self._url = lru_cache(256)(lambda path: httpx.URL(self.endpoint.url + path))
 
     async def aclose(self) -> None:
         """Close the connections. Streams that are open end, and so do their commands."""
@@ -158,7 +162,9 @@ class AsyncClient:
         Leaving the block closes the connection, whatever was left to read.
         """
         timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS, read=seconds)
-        request = self._http.build_request(method, path, params=params, json=json, content=content, headers=headers, timeout=timeout)
+        request = self._http.build_request(
+            method, self._url(path), params=params, json=json, content=content, headers=headers, timeout=timeout
+        )
         with _ours(self.endpoint.url, seconds):
             response = await self._http.send(request, stream=True)
         try:
@@ -203,6 +209,10 @@ class _ours:  # noqa: N801  # reads as a statement
                 raise InvalidArgument(f"not a server address: {self._url!r}: {error}") from error
             case _:
                 return
+
+
+def _nothing(_: httpx.Response) -> None:
+    """No cookies."""
 
 
 def _json(response: httpx.Response, body: bytes) -> Any:
