@@ -9,10 +9,43 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from space.sdk import AsyncClient, AsyncSandbox, Client, CommandFailed, Result, Sandbox
+    from space.sdk import (
+        AsyncClient,
+        AsyncProcess,
+        AsyncSandbox,
+        AsyncTerminal,
+        Client,
+        CommandFailed,
+        Gap,
+        IdlePolicy,
+        Output,
+        OutputLost,
+        Process,
+        PtySize,
+        Result,
+        Sandbox,
+        Terminal,
+    )
 
 __version__ = "0.1.0"
-__all__ = ["AsyncClient", "AsyncSandbox", "Client", "CommandFailed", "Result", "Sandbox", "__version__"]
+__all__ = [
+    "AsyncClient",
+    "AsyncProcess",
+    "AsyncSandbox",
+    "AsyncTerminal",
+    "Client",
+    "CommandFailed",
+    "Gap",
+    "IdlePolicy",
+    "Output",
+    "OutputLost",
+    "Process",
+    "PtySize",
+    "Result",
+    "Sandbox",
+    "Terminal",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -22,7 +22,10 @@ from space.model.errors import (
     Unavailable,
     from_code,
 )
-from space.model.sandbox import IdlePolicy, Phase, SandboxInfo, SandboxSpec
+from space.model.files import FileChange, FileInfo
+from space.model.process import ProcessInfo
+from space.model.sandbox import ExitStatus, IdlePolicy, Phase, SandboxInfo, SandboxSpec
+from space.model.tenants import Quota, QuotaInfo, Usage, WebhookCreated, WebhookInfo
 
 T = TypeVar("T")
 
@@ -47,6 +50,30 @@ class Metrics:
     load1_milli: int
     host_memory_bytes: int = 0
     host_cpu_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A sandbox's figures at one time, `at` in UNIX seconds; the rest as in `Metrics`."""
+
+    at: float
+    memory_total: int
+    memory_available: int
+    cpu_user_ms: int
+    cpu_system_ms: int
+    disk_total: int
+    disk_used: int
+    processes: int
+    host_memory_bytes: int
+    host_cpu_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsHistory:
+    """A sandbox's figures over time, oldest first; interval_seconds: between two samples."""
+
+    interval_seconds: float
+    samples: tuple[Sample, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +129,82 @@ def sandbox_info(answer: Any) -> SandboxInfo:
 
 def _idle(spec: Mapping[str, Any]) -> dict[str, IdlePolicy]:
     return {} if spec.get("idle") is None else {"idle": IdlePolicy(int(spec["idle"]["seconds"]), spec["idle"]["action"])}
+
+
+def exit_status(answer: Any, request_id: str | None = None) -> ExitStatus:
+    """How a process ended, from its exit frame or its object."""
+    try:
+        status = ExitStatus(
+            code=answer["code"],
+            signal=answer["signal"],
+            oom_killed=bool(answer["oom_killed"]),
+            timed_out=bool(answer["timed_out"]),
+            wall_ms=int(answer["wall_ms"]),
+            stdout_bytes=int(answer["stdout_bytes"]),
+            stderr_bytes=int(answer["stderr_bytes"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"the exit status is incomplete: {error!r}", request_id=request_id) from error
+    if (status.code is None) == (status.signal is None):
+        raise ProtocolError(f"the exit status holds code {status.code} and signal {status.signal}", request_id=request_id)
+    return status
+
+
+def process_info(answer: Any) -> ProcessInfo:
+    """A process object."""
+    if not isinstance(answer, dict):
+        raise ProtocolError("the server's answer is no process", hint="is the server of another version?")
+    ended = answer.get("exit")
+    return record(ProcessInfo, answer | {"exit": None if ended is None else exit_status(ended)})
+
+
+def process_infos(answer: Any) -> list[ProcessInfo]:
+    """A list of processes."""
+    try:
+        return [process_info(item) for item in answer["processes"]]
+    except (KeyError, TypeError) as error:
+        raise ProtocolError(f"the server's answer is no list of processes: {error!r}", hint="is the server of another version?") from error
+
+
+def file_info(answer: Any) -> FileInfo:
+    """A file object."""
+    return record(FileInfo, answer)
+
+
+def file_change(answer: Any) -> FileChange:
+    """A line of a watch that tells a change."""
+    if not isinstance(answer, dict) or not isinstance(answer.get("path"), str):
+        raise ProtocolError("a line of the watch is no change", hint="is the server of another version?")
+    return FileChange(answer["kind"], answer["path"], answer.get("from"), bool(answer.get("directory", False)))
+
+
+def quota_info(answer: Any) -> QuotaInfo:
+    """A tenant's quota object."""
+    try:
+        return QuotaInfo(
+            tenant=str(answer["tenant"]),
+            quota=record(Quota, answer["quota"]),
+            effective=record(Quota, answer["effective"]),
+            used=record(Usage, answer["used"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise ProtocolError(f"the server's answer is no quota: {error!r}", hint="is the server of another version?") from error
+
+
+def webhook_created(answer: Any) -> WebhookCreated:
+    """A new webhook, with its secret."""
+    try:
+        return WebhookCreated(record(WebhookInfo, answer["webhook"]), str(answer["secret"]))
+    except (KeyError, TypeError) as error:
+        raise ProtocolError(f"the server's answer is no webhook: {error!r}", hint="is the server of another version?") from error
+
+
+def metrics_history(answer: Any) -> MetricsHistory:
+    """A sandbox's figures over time."""
+    try:
+        return MetricsHistory(float(answer["interval_seconds"]), tuple(record(Sample, item) for item in answer["samples"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"the server's answer is no history: {error!r}", hint="is the server of another version?") from error
 
 
 def record(cls: type[T], answer: Any) -> T:

@@ -6,16 +6,37 @@ StreamCut, from which nothing may be concluded.
 
 from __future__ import annotations
 
+import codecs
 import json
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from space.model.errors import ProtocolError, SpaceError, StreamCut, TooLarge
 from space.model.frames import Decoder, Frame, Kind
-from space.sdk.answers import problem_document
+from space.model.sandbox import ExitStatus
+from space.sdk.answers import exit_status, problem_document
 
 Stream = Literal["stdout", "stderr"]
 DEFAULT_OUTPUT_LIMIT = 256 << 20
+STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Output as it arrived. offset: bytes of this stream before it. All output of a terminal is `stdout`."""
+
+    stream: Stream
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Output that is lost: `bytes` of this stream from `offset` on were dropped before anybody read them."""
+
+    stream: Stream
+    offset: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +89,32 @@ class CommandFailed(SpaceError):
         self.result = result
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Output as it arrived."""
+class OutputLost(SpaceError):
+    """Output of a process was dropped before it was read (`overflow="drop_oldest"`). `gaps` names what, `exited` how the process ended."""
 
-    stream: Stream
-    data: bytes
+    code: ClassVar[str] = "output_lost"
+    status: ClassVar[int] = 410
+    title: ClassVar[str] = "Output lost"
+
+    def __init__(self, gaps: list[Gap], exited: ExitStatus | None = None) -> None:
+        first = gaps[0]
+        super().__init__(
+            f"{sum(gap.bytes for gap in gaps)} bytes of output were dropped, the first at byte {first.offset} of {first.stream}",
+            hint='read while the process runs, give it more spool_bytes, or start it with overflow="block"',
+        )
+        self.gaps = tuple(gaps)
+        self.exited = exited
+
+
+def frame_object(frame: Frame, request_id: str | None) -> dict[str, Any]:
+    """The JSON object that a frame holds."""
+    try:
+        document = json.loads(frame.payload)
+    except ValueError as error:
+        raise ProtocolError(f"a {frame.kind.name} frame holds no JSON", request_id=request_id) from error
+    if not isinstance(document, dict):
+        raise ProtocolError(f"a {frame.kind.name} frame holds no object", request_id=request_id)
+    return document
 
 
 class ProcessStream:
@@ -81,20 +122,19 @@ class ProcessStream:
 
     def __init__(self, *, capture: bool = True, limit: int = DEFAULT_OUTPUT_LIMIT, request_id: str | None = None) -> None:
         self._decoder = Decoder()
-        self._capture = capture
-        self._limit = limit
+        self._capture = Capture(limit) if capture else None
         self._request_id = request_id
         self._seen: dict[Stream, int] = {"stdout": 0, "stderr": 0}
-        self._kept: dict[Stream, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
         self._exit: dict[str, Any] | None = None
         self.pid: int | None = None
+        self.process: str | None = None
 
     @property
     def has_ended(self) -> bool:
         """The exit frame is there: nothing may follow."""
         return self._exit is not None
 
-    def receive(self, data: bytes) -> list[Piece]:
+    def receive(self, data: bytes) -> list[Output]:
         """The output in `data`. Raises the server's error, ProtocolError, StreamCut (a gap) or TooLarge (more than is kept)."""
         try:
             frames = self._decoder.receive(data)
@@ -108,28 +148,15 @@ class ProcessStream:
             raise self._cut("the server's process stream ended without an exit frame")
         if self._decoder.pending:
             raise ProtocolError("bytes follow the exit frame", request_id=self._request_id)
-        status = self._exit
-        try:
-            for stream in self._seen:
-                # A server that does not count them is an older one.
-                if (told := status.get(f"{stream}_bytes", self._seen[stream])) != self._seen[stream]:
-                    raise self._cut(f"{stream} has {told} bytes and {self._seen[stream]} arrived")
-            result = Result(
-                exit_code=status["code"],
-                signal=status["signal"],
-                stdout=bytes(self._kept["stdout"]),
-                stderr=bytes(self._kept["stderr"]),
-                oom_killed=bool(status["oom_killed"]),
-                timed_out=bool(status["timed_out"]),
-                wall_ms=int(status["wall_ms"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ProtocolError(f"the exit frame is incomplete: {error!r}", request_id=self._request_id) from error
-        if (result.exit_code is None) == (result.signal is None):
-            raise ProtocolError(f"the exit frame holds code {result.exit_code} and signal {result.signal}", request_id=self._request_id)
-        return result
+        # A server that does not count them is an older one.
+        status = exit_status({f"{stream}_bytes": seen for stream, seen in self._seen.items()} | self._exit, self._request_id)
+        told_of: dict[Stream, int] = {"stdout": status.stdout_bytes, "stderr": status.stderr_bytes}
+        for stream, told in told_of.items():
+            if told != self._seen[stream]:
+                raise self._cut(f"{stream} has {told} bytes and {self._seen[stream]} arrived")
+        return result_of(status, self._capture)
 
-    def _take(self, frame: Frame) -> Piece | None:
+    def _take(self, frame: Frame) -> Output | None:
         if self._exit is not None:
             raise ProtocolError(f"a frame of kind {frame.kind.name} follows the exit frame", request_id=self._request_id)
         match frame.kind:
@@ -138,39 +165,96 @@ class ProcessStream:
             case Kind.STDERR:
                 return self._output("stderr", frame)
             case Kind.EXIT:
-                self._exit = self._json(frame)
+                self._exit = frame_object(frame, self._request_id)
             case Kind.ERROR:
-                document = self._json(frame)
+                document = frame_object(frame, self._request_id)
                 raise problem_document(document, str(document.get("code")), self._request_id)
             case Kind.START:
-                pid = self._json(frame).get("pid")
+                started = frame_object(frame, self._request_id)
+                pid, process = started.get("pid"), started.get("process")
                 self.pid = pid if isinstance(pid, int) else None
+                self.process = process if isinstance(process, str) else None
             case Kind.HEARTBEAT:
                 pass
+            case Kind.GAP:
+                gap = frame_object(frame, self._request_id)
+                raise self._cut(f"{gap.get('bytes')} bytes of {gap.get('stream')} were dropped")
+            case _:
+                raise ProtocolError(f"a frame of kind {frame.kind.name} is out of place", request_id=self._request_id)
         return None
 
-    def _output(self, stream: Stream, frame: Frame) -> Piece:
+    def _output(self, stream: Stream, frame: Frame) -> Output:
         if frame.offset != self._seen[stream]:
             raise self._cut(f"{stream} goes on at byte {frame.offset} and {self._seen[stream]} have arrived")
         self._seen[stream] += len(frame.payload)
-        if self._capture:
-            if self._seen[stream] > self._limit:
-                raise TooLarge(
-                    f"{stream} passed {self._limit} bytes; the command was ended",
-                    hint="capture=False with a callback keeps nothing, output_limit= allows more",
-                    request_id=self._request_id,
-                )
-            self._kept[stream] += frame.payload
-        return Piece(stream, frame.payload)
-
-    def _json(self, frame: Frame) -> dict[str, Any]:
-        try:
-            document = json.loads(frame.payload)
-        except ValueError as error:
-            raise ProtocolError(f"a {frame.kind.name} frame holds no JSON", request_id=self._request_id) from error
-        if not isinstance(document, dict):
-            raise ProtocolError(f"a {frame.kind.name} frame holds no object", request_id=self._request_id)
-        return document
+        output = Output(stream, frame.offset, frame.payload)
+        if self._capture is not None:
+            self._capture.add(output, self._request_id)
+        return output
 
     def _cut(self, what: str) -> StreamCut:
         return StreamCut(what, hint="the command may or may not have run to its end", request_id=self._request_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Whole characters of a stream, as they came."""
+
+    stream: Stream
+    text: str
+
+
+class TextDecoder:
+    """Output as text: a character that is split over pieces is given when it is whole; what is no UTF-8 is U+FFFD."""
+
+    def __init__(self) -> None:
+        self._decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in STREAMS}
+
+    def receive(self, piece: Output | Gap) -> list[Text | Gap]:
+        """What is whole with `piece`. Across a gap nothing is joined."""
+        decoder = self._decoders[piece.stream]
+        if isinstance(piece, Gap):
+            before = decoder.decode(b"", final=True)
+            return [*([Text(piece.stream, before)] if before else []), piece]
+        text = decoder.decode(piece.data)
+        return [Text(piece.stream, text)] if text else []
+
+    def finish(self) -> list[Text]:
+        """What was left unfinished."""
+        return [Text(name, text) for name in STREAMS if (text := self._decoders[name].decode(b"", final=True))]
+
+
+class Capture:
+    """Output that is kept, up to `limit` bytes of each stream."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._kept: dict[Stream, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
+
+    def add(self, output: Output, request_id: str | None = None) -> None:
+        """Keep it; TooLarge beyond the limit."""
+        kept = self._kept[output.stream]
+        if len(kept) + len(output.data) > self._limit:
+            raise TooLarge(
+                f"{output.stream} passed {self._limit} bytes; the command was ended",
+                hint="capture=False with a callback keeps nothing, output_limit= allows more",
+                request_id=request_id,
+            )
+        kept += output.data
+
+    def bytes_of(self, stream: Stream) -> bytes:
+        """All of one stream."""
+        return bytes(self._kept[stream])
+
+
+def result_of(status: ExitStatus, capture: Capture | None) -> Result:
+    """How it ended, with what was kept."""
+    return Result(
+        exit_code=status.code,
+        signal=status.signal,
+        stdout=capture.bytes_of("stdout") if capture is not None else b"",
+        stderr=capture.bytes_of("stderr") if capture is not None else b"",
+        oom_killed=status.oom_killed,
+        timed_out=status.timed_out,
+        wall_ms=status.wall_ms,
+    )

@@ -8,6 +8,7 @@ import math
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from typing import IO, Any
 from urllib.parse import quote
 
@@ -18,6 +19,15 @@ from space.sdk.answers import TreeSummary
 
 Command = str | Sequence[str]
 Stdin = bytes | str | IO[bytes] | Iterable[bytes]
+
+
+class Keep(Enum):
+    """`KEEP`: leave this as it is, where None means something."""
+
+    KEEP = "keep"
+
+
+KEEP = Keep.KEEP
 
 
 def argv_of(command: Command) -> list[str]:
@@ -57,25 +67,35 @@ def _up_to_limit(pieces: Iterable[bytes]) -> bytes:
     return bytes(gathered)
 
 
-def process_request(
-    command: Command, *, cwd: str | None, env: Mapping[str, str] | None, user: str | None, timeout: float | None, stdin: bytes | None
-) -> tuple[bytes, dict[str, str]]:
-    """Body and headers that start a process."""
+def process_document(
+    command: Command,
+    *,
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+    user: str | None = None,
+    timeout: float | None = None,
+    **more: Any,
+) -> bytes:
+    """The JSON object that describes a process; what is None of `more` is left out."""
     if timeout is not None and not 0 < timeout < math.inf:
         raise InvalidArgument(f"a timeout is a number of seconds above 0, not {timeout}", hint="None means no limit")
     document: dict[str, Any] = {"argv": argv_of(command)}
-    if cwd is not None:
-        document["cwd"] = cwd
+    document |= {name: value for name, value in {"cwd": cwd, "user": user, **more}.items() if value is not None}
     if env:
         document["env"] = dict(env)
-    if user is not None:
-        document["user"] = user
     if timeout is not None:
         document["timeout_ms"] = max(1, round(timeout * 1000))
     try:
-        body = json.dumps(document, ensure_ascii=False).encode()
+        return json.dumps(document, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"the command holds text that is no UTF-8: {error}") from error
+
+
+def process_request(
+    command: Command, *, cwd: str | None, env: Mapping[str, str] | None, user: str | None, timeout: float | None, stdin: bytes | None
+) -> tuple[bytes, dict[str, str]]:
+    """Body and headers that run a process to its end."""
+    body = process_document(command, cwd=cwd, env=env, user=user, timeout=timeout)
     if stdin is None:
         return body, {"content-type": "application/json", "accept": MEDIA_TYPE}
     return struct.pack("<I", len(body)) + body + stdin, {"content-type": PROCESS_MEDIA_TYPE, "accept": MEDIA_TYPE}
@@ -101,6 +121,66 @@ def upload_place(guest_path: str, source_name: str, *, is_directory: bool) -> tu
     if name in (".", ".."):
         raise InvalidArgument(f"{guest_path!r} names a directory", hint="end it with / to put the file into it")
     return directory or ("/" if guest_path.startswith("/") else "."), name
+
+
+def checked_size(rows: int, cols: int) -> dict[str, int]:
+    """A terminal's size as the API takes it."""
+    if not (1 <= rows <= 65535 and 1 <= cols <= 65535):
+        raise InvalidArgument(f"a terminal of {rows} lines and {cols} columns", hint="each is 1 to 65,535")
+    return {"rows": rows, "cols": cols}
+
+
+def query(params: Mapping[str, str]) -> str:
+    """A query string. Names that are no UTF-8 (surrogates, PEP 383) keep their bytes."""
+    return "&".join(f"{quote(name)}={quote(value.encode('utf-8', 'surrogateescape'), safe='/')}" for name, value in params.items())
+
+
+def as_bytes(data: bytes | bytearray | memoryview | str) -> bytes:
+    """What is to be sent: text as UTF-8."""
+    return data.encode("utf-8", "surrogateescape") if isinstance(data, str) else bytes(data)
+
+
+def slices(data: bytes, size: int) -> Iterator[bytes]:
+    """`data` in pieces of at most `size` bytes."""
+    return (data[at : at + size] for at in range(0, len(data), size))
+
+
+def reader(source: IO[bytes] | Iterable[bytes], size: int) -> Callable[[], bytes]:
+    """A function that gives the next piece of an open file or an iterable; empty at the end. Text is refused."""
+    read = getattr(source, "read", None)
+    pieces = iter(source) if read is None else iter(lambda: read(size), b"")
+
+    def step() -> bytes:
+        for piece in pieces:
+            if isinstance(piece, str):
+                raise InvalidArgument("what is to be sent gives text; it must give bytes (open the file with 'rb')")
+            if piece:
+                return bytes(piece)
+        return b""
+
+    return step
+
+
+class Tally:
+    """What was sent of a file, to compare with what the guest holds."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.crc32 = 0
+
+    def add(self, piece: bytes) -> bytes:
+        """Count it; returns it."""
+        self.bytes += len(piece)
+        self.crc32 = zlib.crc32(piece, self.crc32)
+        return piece
+
+    def compare(self, size: Any, crc32: Any) -> None:
+        """StreamCut unless the guest took exactly what was sent."""
+        if (size, crc32) != (self.bytes, self.crc32):
+            raise StreamCut(
+                f"{self.bytes} bytes with CRC-32 {self.crc32:08x} were sent; the guest took {size} with CRC-32 {crc32}",
+                hint="write the file again",
+            )
 
 
 class Counted:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+from typing import IO, ParamSpec, TypeVar
+
+from space.sdk.request import as_bytes, reader, slices
+
+PIECE = 256 << 10
+Content = bytes | str | IO[bytes] | Iterable[bytes] | AsyncIterable[bytes]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,3 +31,17 @@ async def invoke(callback: Callable[[T], object], value: T) -> None:
     result = callback(value)
     if inspect.isawaitable(result):
         await result
+
+
+async def pieces_of(data: Content) -> AsyncIterator[bytes]:
+    """What is to be sent, in pieces. A file, or anything else that may block, is read on a thread."""
+    if isinstance(data, (bytes, bytearray, memoryview, str)):
+        for piece in slices(as_bytes(data), PIECE):
+            yield piece
+    elif isinstance(data, AsyncIterable):
+        async for piece in data:
+            yield piece
+    else:
+        step = reader(data, PIECE)
+        while piece := await offload(step):
+            yield piece

@@ -1,27 +1,47 @@
-"""A sandbox in the hand: make one or connect to one, run commands, move trees, pause, delete."""
+"""A sandbox in the hand: make one or connect to one, run commands, start processes, reach files and ports, move trees, pause, delete."""
 
 from __future__ import annotations
 
+import builtins
 import posixpath
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import httpx
 
 from space.model.errors import Gone, InvalidArgument, NotFound, SpaceError, StreamCut
-from space.model.sandbox import DEFAULT_CPUS, DEFAULT_DISK_MIB, DEFAULT_MEMORY_MIB, DEFAULT_TEMPLATE, SandboxInfo
-from space.sdk.answers import Metrics, TreeSummary, record, sandbox_info
+from space.model.process import ProcessInfo, ProcessState, PtySize
+from space.model.sandbox import DEFAULT_CPUS, DEFAULT_DISK_MIB, DEFAULT_MEMORY_MIB, DEFAULT_TEMPLATE, IdlePolicy, SandboxInfo
+from space.sdk.answers import Metrics, MetricsHistory, TreeSummary, metrics_history, process_info, process_infos, record, sandbox_info
 from space.sdk.archive import Limits, Links, Staging, Unpacked
 from space.sdk.output import DEFAULT_OUTPUT_LIMIT, CommandFailed, ProcessStream, Result
 from space.sdk.pack import Exclude, pack
-from space.sdk.request import Command, Counted, Sink, Stdin, process_request, segment, stdin_bytes, upload_place
+from space.sdk.request import (
+    KEEP,
+    Command,
+    Counted,
+    Keep,
+    Sink,
+    Stdin,
+    checked_size,
+    process_document,
+    process_request,
+    segment,
+    stdin_bytes,
+    upload_place,
+)
 
 from ._wait import invoke, offload
 from .client import HEARTBEAT_LIMIT_SECONDS, AsyncClient
+from .files import AsyncFiles
+from .forward import AsyncForward
+from .ports import AsyncConnection
+from .process import AsyncProcess
+from .terminal import AsyncTerminal
 
 CREATE_SECONDS = 330.0  # a cold boot in a queue of boots; the server gives up after 300 s
 ABANDON_SECONDS = 10.0
@@ -40,6 +60,7 @@ class AsyncSandbox:
         self._owns_client = owns_client
         self._deletes = deletes
         self._path = f"/v1/sandboxes/{segment(info.id)}"
+        self.files = AsyncFiles(client, self._path)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}>"
@@ -61,13 +82,16 @@ class AsyncSandbox:
         env: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
         ttl_seconds: int | None = None,
+        idle: IdlePolicy | None = None,
+        on_timeout: Literal["delete", "pause"] = "delete",
         idempotency_key: str | None = None,
         client: AsyncClient | None = None,
         api_url: str | None = None,
         api_key: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> Self:
-        """A new sandbox, running. memory, disk: MiB. ttl_seconds: from now on; then the server deletes it (an hour unless given).
+        """A new sandbox, running. memory, disk: MiB. ttl_seconds: from now on; then the server deletes it (an hour unless given), or
+        pauses it with on_timeout="pause". idle: what becomes of it when nothing happens in it.
 
         The request carries an idempotency key (a random one unless given), so a repeat after a lost answer makes no second
         sandbox. When the call is cancelled (or Ctrl-C comes) the sandbox that may be on its way is deleted. Raises NoCapacity,
@@ -75,6 +99,7 @@ class AsyncSandbox:
         """
         spec: dict[str, Any] = {"template": template, "cpus": cpus, "memory_mib": memory_mib, "disk_mib": disk_mib}
         spec |= {"env": dict(env or {}), "metadata": dict(metadata or {})} | ({} if ttl_seconds is None else {"ttl_seconds": ttl_seconds})
+        spec |= ({} if idle is None else {"idle": _idle(idle)}) | ({} if on_timeout == "delete" else {"on_timeout": on_timeout})
         headers = {"idempotency-key": idempotency_key or secrets.token_hex(16)}
         used = client or AsyncClient(api_url=api_url, api_key=api_key, transport=transport)
         try:
@@ -148,6 +173,34 @@ class AsyncSandbox:
     async def metrics(self) -> Metrics:
         """Memory, processors, disk of the guest, and what its VM takes on the host."""
         return record(Metrics, await self._client.call("GET", f"{self._path}/metrics"))
+
+    async def metrics_history(self, since: float | None = None) -> MetricsHistory:
+        """The same figures over time, oldest first, as far back as the server keeps them. since: UNIX seconds."""
+        params = None if since is None else {"since": repr(float(since))}
+        return metrics_history(await self._client.call("GET", f"{self._path}/metrics/history", params=params))
+
+    async def update(
+        self,
+        *,
+        ttl_seconds: int | None = None,
+        metadata: Mapping[str, str | None] | None = None,
+        idle: IdlePolicy | Keep | None = KEEP,
+        on_timeout: Literal["delete", "pause"] | None = None,
+        revision: int | None = None,
+    ) -> SandboxInfo:
+        """Change what is given, leave the rest. ttl_seconds: from now on, longer or shorter. metadata: merged, None removes a name.
+
+        idle: None for no such rule. revision: Conflict when it was changed by somebody else since this one. InvalidArgument when nothing
+        was given.
+        """
+        wanted: dict[str, Any] = {} if ttl_seconds is None else {"ttl_seconds": ttl_seconds}
+        wanted |= ({} if metadata is None else {"metadata": dict(metadata)}) | ({} if on_timeout is None else {"on_timeout": on_timeout})
+        wanted |= {} if isinstance(idle, Keep) else {"idle": None if idle is None else _idle(idle)}
+        headers = None if revision is None else {"if-match": f'"{revision}"'}
+        # Without a revision a second arrival changes nothing but the moment from which the time to live counts.
+        answer = await self._client.call("PATCH", self._path, json=wanted, headers=headers, repeatable=revision is None)
+        self._info = sandbox_info(answer)
+        return self._info
 
     async def delete(self) -> None:
         """End it and remove everything of it. Idempotent: one that is gone already is no error."""
@@ -228,6 +281,90 @@ class AsyncSandbox:
             raise CommandFailed(command if isinstance(command, str) else " ".join(command), result)
         return result
 
+    # -- processes -----------------------------------------------------------------------------------------------------
+    async def start(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        pty: PtySize | None = None,
+        stdin: bool = False,
+        overflow: Literal["block", "drop_oldest"] = "drop_oldest",
+        spool_bytes: int | None = None,
+    ) -> AsyncProcess:
+        """Start a process that lives on when nobody listens; returns when it runs.
+
+        command, cwd, env, user, timeout: as in `run`. pty: give it a terminal of this size. stdin: keep its standard input open for
+        `AsyncProcess.write_stdin` (a terminal's always is). Its output is kept by the server, up to `spool_bytes` (the server's setting
+        unless given); beyond that the oldest is dropped and told as a `Gap`, or with overflow="block" the process waits while somebody is
+        attached who has not read it.
+
+        Raises NotFound (no such program or sandbox), InvalidArgument, NoCapacity. Never repeated: after StreamCut it may run all the same,
+        and `processes` tells.
+        """
+        size = None if pty is None else checked_size(pty.rows, pty.cols)
+        more = {"pty": size, "stdin_open": True if stdin else None, "overflow": overflow, "spool_bytes": spool_bytes}
+        body = process_document(command, cwd=cwd, env=env, user=user, timeout=timeout, **more)
+        answer = await self._client.call("POST", f"{self._path}/processes", content=body, headers={"content-type": "application/json"})
+        return AsyncProcess(self._client, self.id, process_info(answer))
+
+    async def processes(self, state: ProcessState | None = None) -> builtins.list[ProcessInfo]:
+        """The processes that were started in it, oldest first, ended ones too as long as the server keeps them."""
+        params = None if state is None else {"state": state}
+        return process_infos(await self._client.call("GET", f"{self._path}/processes", params=params))
+
+    async def process(self, process_id: str) -> AsyncProcess:
+        """A process that was started before, by anybody. NotFound when there is none, or its record was kept long enough."""
+        answer = await self._client.call("GET", f"{self._path}/processes/{segment(process_id)}")
+        return AsyncProcess(self._client, self.id, process_info(answer))
+
+    async def shell(
+        self,
+        command: Command | None = None,
+        *,
+        rows: int = 24,
+        cols: int = 80,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> AsyncTerminal:
+        r"""A terminal in the sandbox: the user's login shell, or `command`. A context manager; it ends with its connection.
+
+        async with await sandbox.shell() as terminal:
+            await terminal.send("exit 3\n")
+            status = await terminal.wait()
+        """
+        wanted: Command = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l'] if command is None else command
+        process = await self.start(wanted, cwd=cwd, env=env, user=user, pty=PtySize(rows, cols), overflow="block")
+        try:
+            return await process.attach_terminal()
+        except BaseException as error:
+            try:
+                await process.delete()
+            except SpaceError as fault:
+                error.add_note(f"and process {process.id} could not be deleted: {fault}")
+            raise
+
+    # -- ports ---------------------------------------------------------------------------------------------------------
+    async def connect_port(self, port: int) -> AsyncConnection:
+        """A connection to what listens on this port of the sandbox's 127.0.0.1 or ::1. NotFound when nothing does."""
+        if not 1 <= port <= 65535:
+            raise InvalidArgument(f"{port} is no port", hint="1 to 65535")
+        return AsyncConnection(await self._client.socket(f"{self._path}/ports/{port}"))
+
+    def forward(self, local: int, remote: int, *, host: str = "127.0.0.1") -> AsyncForward:
+        """Let a port of this machine lead to a port in the sandbox, while the block lasts. local: 0 takes a free one.
+
+        async with sandbox.forward(0, 8000) as forward:
+            host, port = forward.address
+        """
+        if not 1 <= remote <= 65535:
+            raise InvalidArgument(f"{remote} is no port", hint="1 to 65535")
+        return AsyncForward(lambda: self.connect_port(remote), host, local)
+
     # -- trees ---------------------------------------------------------------------------------------------------------
     async def upload(self, local_path: str | Path, guest_path: str, *, user: str | None = None, exclude: Exclude = ()) -> TreeSummary:
         """Send a file or a directory. `guest_path` is its name there; with a trailing slash, the directory that it goes into.
@@ -297,6 +434,10 @@ async def _abandon(client: AsyncClient, spec: Mapping[str, Any], headers: Mappin
     with suppress(SpaceError):
         answer = await client.call("POST", "/v1/sandboxes", params={"wait": "false"}, json=spec, headers=headers, seconds=ABANDON_SECONDS)
         await client.call("DELETE", f"/v1/sandboxes/{segment(sandbox_info(answer).id)}", seconds=ABANDON_SECONDS, repeatable=False)
+
+
+def _idle(policy: IdlePolicy) -> dict[str, Any]:
+    return {"seconds": policy.seconds, "action": policy.action}
 
 
 def download_target(local_path: str | Path, guest_path: str) -> Path:

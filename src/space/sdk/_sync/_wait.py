@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, ParamSpec, TypeVar
+
+from space.sdk.request import as_bytes, reader, slices
+
+PIECE = 256 << 10
+Content = bytes | str | IO[bytes] | Iterable[bytes]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,3 +28,13 @@ def offload(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 def invoke(callback: Callable[[T], object], value: T) -> None:
     """Call a user's callback."""
     callback(value)
+
+
+def pieces_of(data: Content) -> Iterator[bytes]:
+    """What is to be sent, in pieces."""
+    if isinstance(data, (bytes, bytearray, memoryview, str)):
+        yield from slices(as_bytes(data), PIECE)
+    else:
+        step = reader(data, PIECE)
+        while piece := step():
+            yield piece
