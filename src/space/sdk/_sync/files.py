@@ -37,8 +37,11 @@ class Files:
     # -- contents ------------------------------------------------------------------------------------------------------
     def read(self, path: str, *, offset: int = 0, length: int | None = None, user: str | None = None) -> bytes:
         """The bytes of a file, from `offset` on, `length` at most; b"" from its end on. All of it is held in memory: see `stream`."""
+        content = bytearray()
         with closing(self.stream(path, offset=offset, length=length, user=user)) as pieces:
-            return b"".join([piece for piece in pieces])  # of its other form
+            for piece in pieces:
+                content += piece
+        return bytes(content)
 
     def read_text(self, path: str, *, encoding: str = "utf-8", errors: str = "strict", user: str | None = None) -> str:
         """A file as text. UnicodeDecodeError when it is not in that encoding, unless `errors` says otherwise."""
