@@ -41,6 +41,7 @@ def _globals(
 # In the order of `space --help`.
 _MODULES = {"run": ("run", "exec"), "sandboxes": ("create", "list", "delete"), "copy": ("cp",), "keys": ("key",)}
 _MODULES |= {"server": ("serve", "setup", "doctor", "clean", "bench", "version"), "config": ("config",)}
+_MODULES |= {"backup": ("backup", "restore")}
 
 
 def _register(arguments: Sequence[str]) -> None:

@@ -33,6 +33,8 @@ _AT_FDCWD, _AT_EMPTY_PATH, _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = -100, 0x
 # The same numbers on every architecture: these are younger than the unified table.
 _SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_OPENAT2, _SYS_MOUNT_SETATTR = 428, 429, 437, 442
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_SYS_RENAMEAT2 = {"x86_64": 316, "aarch64": 276}
+_RENAME_EXCHANGE = 2
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION_3 = 0x2008_0522
 _FICLONE = 0x4004_9409
@@ -53,6 +55,13 @@ def openat2(directory: int, path: str, flags: int, *, mode: int = 0, resolve: in
     how = struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, resolve)
     arguments = (ctypes.c_long(_SYS_OPENAT2), ctypes.c_int(directory), os.fsencode(path), how, ctypes.c_size_t(len(how)))
     return _checked(_libc.syscall(*arguments), f"openat2 {path}")
+
+
+def exchange(one: str, other: str) -> None:
+    """Give each of two paths of one file system the other's name, in one step."""
+    number = ctypes.c_long(_SYS_RENAMEAT2[os.uname().machine])
+    here = ctypes.c_int(_AT_FDCWD)
+    _checked(_libc.syscall(number, here, os.fsencode(one), here, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE)), f"exchange {one}")
 
 
 def unshare(flags: int) -> None:

@@ -44,7 +44,7 @@ from space.node.vmm.qemu import QemuVmm
 from space.rpc.rootd_client import RootdClient
 from space.rpc.session import Door
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("space.node")
 
 # What the services and the page cache keep of a machine's memory when no setting says otherwise.
 _RESERVE_MIB = 1024

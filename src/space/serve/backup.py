@@ -1,0 +1,188 @@
+"""`space backup`: control's database and admin key in one file, while the server runs or is stopped.
+
+    FILE (tar, 0600): manifest.json (format, schema, size and SHA-256 of the others), state.db, admin-key
+
+The database is copied by SQLite's online backup: one instant, however many writes go on. control's directory is control's, so
+everything in it is read with control's rights: what a link there leads to is nothing that control could not read itself. FILE is
+staged beside its place, and has its name only when it is whole and on the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sqlite3
+import stat
+import tarfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import IO
+from urllib.parse import quote
+
+import msgspec
+
+from space import __version__
+from space.config.instance import Instance
+from space.host import namespaces
+from space.model.errors import InvalidArgument, NotFound, Unavailable
+
+FORMAT = 1
+MANIFEST, DATABASE, KEY = "manifest.json", "state.db", "admin-key"
+LARGEST_KEY = 4096
+_STAGED = ".backup-"
+_PIECE = 1 << 20
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of a backup."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a backup says of itself. created_at: seconds since the epoch."""
+
+    format: int
+    space: str
+    instance: str
+    created_at: float
+    schema: int
+    files: tuple[Part, ...]
+
+
+@contextmanager
+def rights_of(uid: int) -> Iterator[None]:
+    """Reach files as that uid, and the gid of the same number, for as long as the block runs. The caller is root."""
+    groups = os.getgroups()
+    os.setgroups([])
+    os.setegid(uid)
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
+
+
+def need_root(what: str) -> None:
+    """InvalidArgument for anybody else."""
+    if os.geteuid() != 0:
+        raise InvalidArgument(f"{what} wants root, not uid {os.geteuid()}: it reads keys")
+
+
+def backup(instance: Instance, target: Path) -> Manifest:
+    """Write the backup; what it holds. InvalidArgument when it cannot be written there, NotFound without a database."""
+    need_root("space backup")
+    with ExitStack() as undo:
+        try:
+            with rights_of(instance.control_uid):
+                database, schema = _copy_database(instance.control_data)
+                undo.enter_context(database)
+                key = _read_key(instance.control_data / KEY)
+        except OSError as error:
+            raise Unavailable(f"cannot read what is in {instance.control_data}: {error}") from error
+        sources: list[tuple[str, IO[bytes]]] = [(DATABASE, database)]
+        if key is not None:
+            sources.append((KEY, io.BytesIO(key)))
+        parts = tuple(_described(name, file) for name, file in sources)
+        manifest = Manifest(FORMAT, __version__, instance.name, round(time.time(), 3), schema, parts)
+        _write(target, manifest, sources)
+    return manifest
+
+
+def _copy_database(directory: Path) -> tuple[IO[bytes], int]:
+    """An open copy that has no name any more, and its schema's number."""
+    for stale in directory.glob(f"{_STAGED}*"):
+        pid = stale.name.removeprefix(_STAGED).partition("-")[0]  # SQLite's own files beside it have names that begin the same
+        if not pid.isdigit() or int(pid) == os.getpid() or namespaces.start_time(int(pid)) is None:
+            stale.unlink(missing_ok=True)
+    path, copy = directory / DATABASE, directory / f"{_STAGED}{os.getpid()}-{DATABASE}"
+    if not path.is_file():
+        raise NotFound(f"there is no {path}: this instance has never been served", hint="`space serve` makes it")
+    try:
+        with _opened(path) as source, _opened(copy, create=True) as target:
+            target.execute("PRAGMA synchronous=OFF")  # it is read back at once, and written again where it must last
+            source.backup(target)
+            schema = schema_of(target)
+        return copy.open("rb"), schema
+    except sqlite3.Error as error:
+        raise Unavailable(f"cannot copy {path}: {error}", hint="is the disk full?") from error
+    finally:
+        for name in (copy, copy.with_name(f"{copy.name}-journal"), copy.with_name(f"{copy.name}-wal"), copy.with_name(f"{copy.name}-shm")):
+            name.unlink(missing_ok=True)
+
+
+@contextmanager
+def _opened(path: Path, *, create: bool = False) -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(f"file:{quote(str(path))}?mode={'rwc' if create else 'rw'}", uri=True, timeout=10)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def schema_of(connection: sqlite3.Connection) -> int:
+    """How many migrations the database has taken; 0 when it has no number."""
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'schema_version'").fetchone():
+        return 0
+    return int(connection.execute("SELECT max(version) FROM schema_version").fetchone()[0] or 0)
+
+
+def _read_key(path: Path) -> bytes | None:
+    with suppress(FileNotFoundError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            data = file.read(LARGEST_KEY + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
+        if data is None or len(data) > LARGEST_KEY:
+            raise InvalidArgument(f"{path} is no file of at most {LARGEST_KEY} bytes")
+        return data
+    return None
+
+
+def _described(name: str, file: IO[bytes]) -> Part:
+    digest, size = hashlib.sha256(), 0
+    file.seek(0)
+    while piece := file.read(_PIECE):
+        digest.update(piece)
+        size += len(piece)
+    file.seek(0)
+    return Part(name, size, digest.hexdigest())
+
+
+def _write(target: Path, manifest: Manifest, sources: list[tuple[str, IO[bytes]]]) -> None:
+    staged = target.with_name(f".{target.name}.{os.getpid()}")
+    head = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+    sizes = {part.name: part.bytes for part in manifest.files} | {MANIFEST: len(head)}
+    try:
+        descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                with tarfile.open(fileobj=file, mode="w:", format=tarfile.USTAR_FORMAT) as tar:
+                    for name, source in [(MANIFEST, io.BytesIO(head)), *sources]:
+                        member = tarfile.TarInfo(name)
+                        member.size, member.mode, member.mtime = sizes[name], 0o600, int(manifest.created_at)
+                        tar.addfile(member, source)
+                file.flush()
+                os.fsync(file.fileno())
+            staged.rename(target)
+        except BaseException:
+            staged.unlink(missing_ok=True)
+            raise
+        sync_directory(target.parent)
+    except OSError as error:
+        raise InvalidArgument(f"cannot write {target}: {error.strerror or error}") from error
+
+
+def sync_directory(path: Path) -> None:
+    """Names in it are on the disk when this returns."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
