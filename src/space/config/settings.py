@@ -11,6 +11,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,21 @@ class Settings:
     max_ttl_seconds: int = 86_400
     # Boots at the same time: more only make each of them slower. 0: one a processor, two at least.
     concurrent_boots: int = 0
+    # What one tenant may have at once and how fast it may ask, unless an admin set its own quota. 0: no limit.
+    tenant_sandboxes: int = 0
+    tenant_cpus: int = 0
+    tenant_memory_mib: int = 0
+    tenant_disk_mib: int = 0
+    tenant_requests_per_second: int = 0
+    # Events and audit records are kept so long, and so many of a tenant: a client that is away for a week finds its place again.
+    events_days: int = 7
+    events_per_tenant: int = 100_000
+    audit_days: int = 90
+    # A webhook makes the server connect for a tenant, so only global addresses are taken; networks (CIDR) that the operator adds here
+    # are taken as well, such as ["127.0.0.0/8"] for a receiver on this machine.
+    webhook_networks: tuple[str, ...] = ()
+    # Without TLS anybody on the way reads the events; loopback needs no permission.
+    allow_http_webhooks: bool = False
     # How the services write their logs: `text`, or `json` with one object a line (docs/howto/operate.md).
     log_format: str = "text"
     # What a serve that is told to stop does with sandboxes: `keep` leaves them running for the next serve, `delete` ends them all.
@@ -197,7 +213,15 @@ def _checked(settings: Settings) -> Settings:
             raise InvalidArgument(f"setting {key} is {' or '.join(known)}, not {getattr(settings, key)!r}")
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         raise InvalidArgument("settings tls_certificate and tls_key belong together: one of them is missing")
-    for key in ("max_sandboxes", "max_ttl_seconds"):
+    for key in ("max_sandboxes", "max_ttl_seconds", "events_days", "events_per_tenant", "audit_days"):
         if getattr(settings, key) < 1:
             raise InvalidArgument(f"setting {key} is at least 1, not {getattr(settings, key)}")
+    for key in ("tenant_sandboxes", "tenant_cpus", "tenant_memory_mib", "tenant_disk_mib", "tenant_requests_per_second"):
+        if getattr(settings, key) < 0:
+            raise InvalidArgument(f"setting {key} is at least 0 (no limit), not {getattr(settings, key)}")
+    for network in settings.webhook_networks:
+        try:
+            ip_network(network)
+        except ValueError as error:
+            raise InvalidArgument(f"setting webhook_networks: {error}", hint='networks look like "10.1.0.0/16"') from None
     return settings

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
@@ -176,10 +176,12 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._stopped = asyncio.Event()
+        self.on_stop: Callable[[], None] = lambda: None
 
     def stop(self) -> None:
         """Finish what is in hand for a moment, then end."""
         self.should_exit = True
+        self.on_stop()
         self._stopped.set()
 
     @contextlib.contextmanager

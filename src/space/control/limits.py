@@ -57,3 +57,12 @@ HEARTBEAT_SECONDS: Final = 5.0
 TREE_STALL_SECONDS: Final = 120.0
 LIST_DEFAULT: Final = 50
 LIST_MAX: Final = 200
+
+# -- events, webhooks, audit -------------------------------------------------------------------------------------------
+# One read of the log: the reading thread serves everybody.
+EVENTS_PAGE: Final = 500
+EVENTS_DEFAULT: Final = 1000
+EVENTS_MAX: Final = 100_000
+# A tenant's log is looked at after so many new events, and every log after so long: a pruning takes few rows then.
+EVENTS_PRUNE_EVERY: Final = 1000
+SWEEP_SECONDS: Final = 3600.0

@@ -10,7 +10,7 @@ MEDIA_TYPE = "application/problem+json"
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why a request was not done. `code` is stable; `detail` is one sentence; `hint` is the remedy."""
+    """Why a request was not done. `code` is stable; `detail` is one sentence; `hint` is the remedy. quota: the tenant's has no room."""
 
     type: str
     code: str
@@ -19,6 +19,11 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     detail: str
     request_id: str
     hint: str | None = None
+    quota: bool = False
+
+
+class QuotaPassed(NoCapacity):
+    """The tenant's quota, not the machine, has no room: waiting alone does not help."""
 
 
 class MethodNotAllowed(Unsupported):
@@ -46,6 +51,8 @@ def headers(error: SpaceError) -> dict[str, str]:
             return {"Allow": ", ".join(error.allowed)}
         case TooMany():
             return {"Retry-After": str(error.retry_after)}
+        case QuotaPassed():
+            return {}
         case RateLimited() | Unavailable() | NoCapacity():
             return {"Retry-After": "1"}
         case Unauthenticated():
@@ -64,6 +71,7 @@ def describe(error: SpaceError, request_id: str) -> Problem:
         detail=error.message,
         request_id=request_id,
         hint=error.hint,
+        quota=isinstance(error, QuotaPassed),
     )
 
 

@@ -18,7 +18,7 @@ _STAGE_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10
 class Figures:
     """The registry of one server."""
 
-    def __init__(self, phases: Callable[[], Counter[tuple[str, str]]], node_is_up: Callable[[], bool]) -> None:
+    def __init__(self, phases: Callable[[], Counter[tuple[str, str]]], node_is_up: Callable[[], bool], busy: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()
         labels = ("tenant", "method", "route", "status")
         self._requests = Total("space_http_requests", "Requests answered", labels, registry=self._registry)
@@ -36,7 +36,12 @@ class Figures:
             buckets=_STAGE_SECONDS,
             registry=self._registry,
         )
-        self._registry.register(_Levels(phases, node_is_up))
+        registry = self._registry
+        self._events = Total("space_events", "Events told", ("kind",), registry=registry)
+        self._quota_refusals = Total("space_quota_refusals", "Requests beyond a tenant's quota", ("tenant", "quota"), registry=registry)
+        self._idle = Total("space_idle_actions", "What idle rules did", ("action",), registry=registry)
+        self._webhooks = Total("space_webhook_deliveries", "Attempts to deliver an event", ("outcome",), registry=registry)
+        self._registry.register(_Levels(phases, node_is_up, busy))
 
     def request(self, tenant: str, method: str, route: str, status: int, seconds: float) -> None:
         """A request was answered. tenant: empty when it was not let in. status 0: the client left first."""
@@ -48,6 +53,22 @@ class Figures:
         for stage, milliseconds in stages_ms.items():
             self._stages.labels(stage).observe(milliseconds / 1000)
 
+    def event(self, kind: str) -> None:
+        """An event is on its way into the log."""
+        self._events.labels(kind).inc()
+
+    def quota_refusal(self, tenant: str, quota: str) -> None:
+        """A tenant asked for more than its quota."""
+        self._quota_refusals.labels(tenant, quota).inc()
+
+    def idle(self, action: str) -> None:
+        """An idle rule took effect."""
+        self._idle.labels(action).inc()
+
+    def webhook(self, outcome: str) -> None:
+        """A delivery was taken, or failed."""
+        self._webhooks.labels(outcome).inc()
+
     def text(self) -> bytes:
         """The exposition."""
         return generate_latest(self._registry)
@@ -56,13 +77,15 @@ class Figures:
 class _Levels(Collector):
     """What is read when it is asked for."""
 
-    def __init__(self, phases: Callable[[], Counter[tuple[str, str]]], node_is_up: Callable[[], bool]) -> None:
+    def __init__(self, phases: Callable[[], Counter[tuple[str, str]]], node_is_up: Callable[[], bool], busy: Callable[[], int]) -> None:
         self._phases = phases
         self._node_is_up = node_is_up
+        self._busy = busy
 
     def collect(self) -> Iterator[Metric]:
         sandboxes = GaugeMetricFamily("space_sandboxes", "Live sandboxes", labels=("tenant", "phase"))
         for (tenant, phase), count in sorted(self._phases().items()):
             sandboxes.add_metric((tenant, phase), count)
         yield sandboxes
+        yield GaugeMetricFamily("space_sandboxes_busy", "Live sandboxes in which something runs", value=float(self._busy()))
         yield GaugeMetricFamily("space_node_up", "Whether the node is connected", value=float(self._node_is_up()))

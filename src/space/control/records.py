@@ -19,7 +19,7 @@ UNWANTED = "gone"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """desired: `running` or `gone`. phase: as last seen. Times: microseconds since the epoch."""
+    """desired: `running` or `gone`. phase: as last seen. Times: microseconds since the epoch; expires_us None: kept until somebody acts."""
 
     id: str
     tenant: str
@@ -28,11 +28,12 @@ class Record:
     phase: Phase
     isolation: str
     created_us: int
-    expires_us: int
+    expires_us: int | None
     generation: int = 1
     revision: int = 1
     reason: str | None = None
     ended_us: int | None = None
+    oom_kills: int = 0
 
     @property
     def ended(self) -> bool:
@@ -49,7 +50,7 @@ class Record:
             phase=self.phase,
             spec=self.spec,
             created_at=self.created_us / 1e6,
-            expires_at=self.expires_us / 1e6,
+            expires_at=None if self.expires_us is None else self.expires_us / 1e6,
             revision=self.revision,
             isolation=self.isolation,
             reason=self.reason,
@@ -82,18 +83,18 @@ def from_row(row: Row[Any]) -> Record:
         revision=row.revision,
         reason=row.reason,
         ended_us=row.ended_us,
+        oom_kills=row.oom_kills,
     )
 
 
 # Built once: with a statement made anew each time a change took 0.62 ms of processor time instead of 0.34 (measured).
-_MOVING = ("desired", "phase", "reason", "isolation", "revision", "ended_us")
+_MOVING = ("desired", "phase", "reason", "isolation", "revision", "expires_us", "ended_us", "oom_kills")
+_CHANGING = (*_MOVING, "spec", "metadata")
 _ADD = insert(sandboxes)
 _ADD_REPEAT = insert(idempotency)
-_SAVE = (
-    update(sandboxes)
-    .where(sandboxes.c.id == bindparam("p_id"), sandboxes.c.revision < bindparam("p_revision"))
-    .values({name: bindparam(f"p_{name}") for name in _MOVING})
-)
+_OLDER = update(sandboxes).where(sandboxes.c.id == bindparam("p_id"), sandboxes.c.revision < bindparam("p_revision"))
+_SAVE = _OLDER.values({name: bindparam(f"p_{name}") for name in _MOVING})
+_CHANGE = _OLDER.values({name: bindparam(f"p_{name}") for name in _CHANGING})
 _REMOVE = delete(sandboxes).where(sandboxes.c.id == bindparam("p_id"))
 _REMOVE_REPEATS = delete(idempotency).where(idempotency.c.sandbox == bindparam("p_id"))
 _PRUNE = delete(sandboxes).where(sandboxes.c.id == bindparam("p_id"), sandboxes.c.ended_us.is_not(None))
@@ -110,21 +111,24 @@ def add(connection: Connection, record: Record, repeat: Repeat | None) -> None:
     fixed = {
         "id": record.id,
         "tenant": record.tenant,
-        "spec": msgspec.to_builtins(record.spec),
         "template": record.spec.template,
-        "metadata": dict(record.spec.metadata),
         "created_us": record.created_us,
-        "expires_us": record.expires_us,
         "generation": record.generation,
     }
-    connection.execute(_ADD, fixed | _moving(record))
+    connection.execute(_ADD, fixed | _moving(record) | _asked(record))
     if repeat is not None:
         connection.execute(_ADD_REPEAT, dataclasses.asdict(repeat))
 
 
 def save(connection: Connection, record: Record) -> None:
-    """What changed; a row of an older revision only."""
+    """What moved; a row of an older revision only."""
     connection.execute(_SAVE, {"p_id": record.id, **{f"p_{name}": value for name, value in _moving(record).items()}})
+
+
+def change(connection: Connection, record: Record) -> None:
+    """What moved, and what was asked for; a row of an older revision only."""
+    values = _moving(record) | _asked(record)
+    connection.execute(_CHANGE, {"p_id": record.id, **{f"p_{name}": value for name, value in values.items()}})
 
 
 def remove(connection: Connection, sandbox: str) -> None:
@@ -162,5 +166,11 @@ def _moving(record: Record) -> dict[str, Any]:
         "reason": record.reason,
         "isolation": record.isolation,
         "revision": record.revision,
+        "expires_us": record.expires_us,
         "ended_us": record.ended_us,
+        "oom_kills": record.oom_kills,
     }
+
+
+def _asked(record: Record) -> dict[str, Any]:
+    return {"spec": msgspec.to_builtins(record.spec), "metadata": dict(record.spec.metadata)}

@@ -29,11 +29,15 @@ from space.config.instance import DATA_ROOT, RUN_ROOT, Instance
 from space.config.ready import say_ready
 from space.config.settings import Settings, load_effective
 from space.control import http, openapi
+from space.control.activity import Activity
 from space.control.app import Api
+from space.control.events import EventLog
 from space.control.hosts import is_loopback
 from space.control.keys import KeyRing
 from space.control.link import NodeLink, Refused
 from space.control.prometheus import Figures
+from space.control.quotas import Quotas
+from space.control.quotas import defaults as quota_defaults
 from space.control.sandboxes import Sandboxes
 from space.control.services import Services
 from space.control.store.store import Store
@@ -74,13 +78,21 @@ async def compose(instance: Instance, settings: Settings) -> AsyncIterator[Servi
         keys = KeyRing(store)
         await keys.load()
         await keys.ensure_admin(instance.admin_key)
-        sandboxes = Sandboxes(store, timers, max_sandboxes=settings.max_sandboxes)
+        quotas = Quotas(store, quota_defaults(settings))
+        await quotas.load()
+        events = EventLog(store, timers, keep_seconds=settings.events_days * 86_400, keep_per_tenant=settings.events_per_tenant)
+        activity = Activity()
+        sandboxes = Sandboxes(
+            store, timers, events, activity, quotas, max_sandboxes=settings.max_sandboxes, max_ttl_seconds=settings.max_ttl_seconds
+        )
         link = NodeLink(instance.node_socket, sandboxes, accept=lambda info: check_isolation(settings, info))
-        figures = Figures(lambda: sandboxes.phases, lambda: link.is_up)
+        figures = Figures(lambda: sandboxes.phases, lambda: link.is_up, lambda: sandboxes.busy)
+        events.observe, quotas.observe = figures.event, figures.quota_refusal
+        await events.start()
+        await sandboxes.start(link, figures)
         version = __version__
-        await sandboxes.start(link, figures.stages)
         try:
-            yield Services(settings, keys, link, sandboxes, figures, openapi.document(version), version)
+            yield Services(settings, keys, link, sandboxes, figures, openapi.document(version), version, activity, events, quotas)
         finally:
             await sandboxes.stop()
     finally:
@@ -102,6 +114,7 @@ async def run(instance: Instance, settings: Settings, listener: socket.socket, r
     """Serve until SIGTERM or SIGINT. Refused: the node must not be served at this address."""
     async with compose(instance, settings) as services:
         server = web(Api(services), settings, tls_fd)
+        server.on_stop = services.stopping
         following = asyncio.create_task(services.link.run(), name="node link")
         try:
             await _first_node(services.link, following, patient=not is_loopback(settings.host))

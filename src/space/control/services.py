@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from space.config.settings import Settings
+from space.control.activity import Activity
+from space.control.events import EventLog
 from space.control.keys import KeyRing
 from space.control.link import NodeLink
 from space.control.prometheus import Figures
+from space.control.quotas import Quotas
 from space.control.sandboxes import Sandboxes
 
 
@@ -22,3 +25,11 @@ class Services:
     figures: Figures
     document: bytes
     version: str
+    activity: Activity
+    events: EventLog
+    quotas: Quotas
+
+    def stopping(self) -> None:
+        """The server ends: those who wait or follow are told now."""
+        self.sandboxes.stopping()
+        self.events.close()

@@ -42,6 +42,10 @@ class Timers:
             self._arm()
         return timer
 
+    def after(self, seconds: float, action: Callable[[], object]) -> Timer:
+        """Run `action` in so many seconds."""
+        return self.at(self._now() + seconds, action)
+
     def cancel(self, timer: Timer) -> None:
         """Do not run it, and let go of what it would do. Idempotent, also after it has run."""
         if timer.action is None:

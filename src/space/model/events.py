@@ -3,7 +3,7 @@
 Ids grow, with holes; an event is told once it is committed, in the order of the ids. A stream holds other lines besides:
 
     {"kind": "heartbeat", "id": N}   everything up to N was told: where to ask from after a break. The first line of a stream that follows
-    {"kind": "gap", "oldest": N}     what lay between the asked `after` and N is kept no longer (N: null when nothing is kept)
+    {"kind": "gap", "oldest": N}     what lay between the asked `after` and N is kept no longer; the events from N on follow
 """
 
 from __future__ import annotations

@@ -92,6 +92,7 @@ async def controlled(world: World) -> AsyncIterator[World]:
     async with server.compose(world.instance, world.settings) as services:
         following = asyncio.create_task(services.link.run())
         web = http.Server(http.config(Api(services)))
+        web.on_stop = services.stopping
         serving = asyncio.create_task(web.serve(sockets=[listener]))
         world.services, world.port = services, listener.getsockname()[1]
         world.client = world.as_key(world.key)

@@ -337,7 +337,7 @@ async def test_a_sandbox_whose_vm_ends_is_failed_with_the_nodes_reason(world: Wo
 @dialogue()
 async def test_what_ended_is_forgotten_after_its_retention(world: World) -> None:
     assert world.services is not None
-    world.services.sandboxes._retention = 0.05
+    world.services.sandboxes._book.retention = 0.05
     sandbox = await world.create()
     await world.client.delete(f"/v1/sandboxes/{sandbox}")
 
@@ -352,7 +352,7 @@ async def test_what_takes_power_away_is_on_the_disk_before_the_answer_and_a_crea
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert world.services is not None
-    store = world.services.sandboxes._store
+    store = world.services.sandboxes._book.store
     post = store.post
     durable: list[bool] = []
 

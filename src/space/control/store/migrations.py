@@ -8,7 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sqlalchemy import JSON, BigInteger, Column, Connection, Index, Integer, LargeBinary, MetaData, String, Table, insert, inspect, select
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Connection,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    insert,
+    inspect,
+    literal,
+    select,
+    text,
+)
 
 from space.model.errors import Conflict
 
@@ -61,7 +77,96 @@ def _first(connection: Connection) -> None:
     tables.create_all(connection)
 
 
-STEPS: tuple[Callable[[Connection], None], ...] = (_first,)
+def _second(connection: Connection) -> None:
+    """Idle rules and lives without an end, events, webhooks, audit, quotas."""
+    tables = MetaData()
+    sandboxes = Table(
+        "sandboxes",
+        tables,
+        Column("id", String(23), primary_key=True),
+        Column("tenant", String(39), nullable=False),
+        Column("spec", JSON, nullable=False),
+        Column("template", String(63), nullable=False),
+        Column("metadata", JSON, nullable=False),
+        Column("desired", String(16), nullable=False),
+        Column("phase", String(16), nullable=False),
+        Column("reason", String, nullable=True),
+        Column("isolation", String(64), nullable=False),
+        Column("generation", BigInteger, nullable=False),
+        Column("revision", BigInteger, nullable=False),
+        Column("created_us", BigInteger, nullable=False),
+        Column("expires_us", BigInteger, nullable=True),
+        Column("ended_us", BigInteger, nullable=True),
+        Column("oom_kills", BigInteger, nullable=False),
+        Index("sandboxes_by_tenant", "tenant", "created_us", "id"),
+        Index("sandboxes_by_end", "ended_us"),
+    )
+    Table(
+        "events",
+        tables,
+        Column("id", Integer, primary_key=True),
+        Column("tenant", String(39), nullable=False),
+        Column("sandbox", String(23), nullable=False),
+        Column("kind", String(16), nullable=False),
+        Column("at_us", BigInteger, nullable=False),
+        Column("revision", BigInteger, nullable=False),
+        Column("payload", JSON, nullable=False),
+        Index("events_by_tenant", "tenant", "id"),
+        sqlite_autoincrement=True,
+    )
+    Table(
+        "event_floors",
+        tables,
+        Column("tenant", String(39), primary_key=True),
+        Column("pruned", BigInteger, nullable=False),
+    )
+    Table(
+        "webhooks",
+        tables,
+        Column("id", String(23), primary_key=True),
+        Column("tenant", String(39), nullable=False),
+        Column("url", String(2048), nullable=False),
+        Column("kinds", JSON, nullable=True),
+        Column("secret", String(128), nullable=False),
+        Column("cursor", BigInteger, nullable=False),
+        Column("delivered", BigInteger, nullable=False),
+        Column("created_us", BigInteger, nullable=False),
+        Column("failing_us", BigInteger, nullable=True),
+        Column("last_error", String, nullable=True),
+    )
+    Table(
+        "audit",
+        tables,
+        Column("id", Integer, primary_key=True),
+        Column("at_us", BigInteger, nullable=False),
+        Column("request_id", String(64), nullable=False),
+        Column("key_id", String(16), nullable=False),
+        Column("tenant", String(39), nullable=False),
+        Column("peer", String(64), nullable=False),
+        Column("route", String(64), nullable=False),
+        Column("sandbox", String(64), nullable=True),
+        Column("status", Integer, nullable=False),
+        Index("audit_by_tenant", "tenant", "id"),
+        sqlite_autoincrement=True,
+    )
+    Table(
+        "quotas",
+        tables,
+        Column("tenant", String(39), primary_key=True),
+        Column("quota", JSON, nullable=False),
+    )
+    # SQLite cannot make a column nullable in place: a new table, a copy, and the old one goes.
+    for index in ("sandboxes_by_tenant", "sandboxes_by_end"):
+        connection.execute(text(f"DROP INDEX {index}"))
+    connection.execute(text("ALTER TABLE sandboxes RENAME TO sandboxes_1"))
+    tables.create_all(connection)
+    kept = [column.name for column in sandboxes.columns if column.name != "oom_kills"]
+    old = Table("sandboxes_1", MetaData(), *(Column(name) for name in kept))
+    connection.execute(insert(sandboxes).from_select([*kept, "oom_kills"], select(*old.columns, literal(0))))
+    connection.execute(text("DROP TABLE sandboxes_1"))
+
+
+STEPS: tuple[Callable[[Connection], None], ...] = (_first, _second)
 
 
 def version(connection: Connection) -> int:

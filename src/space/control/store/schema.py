@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, BigInteger, Column, Index, LargeBinary, MetaData, String, Table
+from sqlalchemy import JSON, BigInteger, Column, Index, Integer, LargeBinary, MetaData, String, Table
 
 metadata = MetaData()
 
@@ -22,8 +22,9 @@ sandboxes = Table(
     Column("generation", BigInteger, nullable=False),
     Column("revision", BigInteger, nullable=False),
     Column("created_us", BigInteger, nullable=False),
-    Column("expires_us", BigInteger, nullable=False),
+    Column("expires_us", BigInteger, nullable=True),
     Column("ended_us", BigInteger, nullable=True),
+    Column("oom_kills", BigInteger, nullable=False),
     Index("sandboxes_by_tenant", "tenant", "created_us", "id"),
     Index("sandboxes_by_end", "ended_us"),
 )
@@ -49,4 +50,66 @@ idempotency = Table(
     Column("sandbox", String(23), nullable=False),
     Column("created_us", BigInteger, nullable=False),
     Index("idempotency_by_age", "created_us"),
+)
+
+# Ids are never used twice, also not those of the newest rows that were pruned: a reader's place stays right.
+events = Table(
+    "events",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("tenant", String(39), nullable=False),
+    Column("sandbox", String(23), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("at_us", BigInteger, nullable=False),
+    Column("revision", BigInteger, nullable=False),
+    Column("payload", JSON, nullable=False),
+    Index("events_by_tenant", "tenant", "id"),
+    sqlite_autoincrement=True,
+)
+
+# Up to which id a tenant's events were pruned: whoever asks from before that has a gap.
+event_floors = Table(
+    "event_floors",
+    metadata,
+    Column("tenant", String(39), primary_key=True),
+    Column("pruned", BigInteger, nullable=False),
+)
+
+webhooks = Table(
+    "webhooks",
+    metadata,
+    Column("id", String(23), primary_key=True),
+    Column("tenant", String(39), nullable=False),
+    Column("url", String(2048), nullable=False),
+    Column("kinds", JSON, nullable=True),
+    # As it is: signing needs it. The database's mode is 0600.
+    Column("secret", String(128), nullable=False),
+    Column("cursor", BigInteger, nullable=False),
+    Column("delivered", BigInteger, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+    Column("failing_us", BigInteger, nullable=True),
+    Column("last_error", String, nullable=True),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("at_us", BigInteger, nullable=False),
+    Column("request_id", String(64), nullable=False),
+    Column("key_id", String(16), nullable=False),
+    Column("tenant", String(39), nullable=False),
+    Column("peer", String(64), nullable=False),
+    Column("route", String(64), nullable=False),
+    Column("sandbox", String(64), nullable=True),
+    Column("status", Integer, nullable=False),
+    Index("audit_by_tenant", "tenant", "id"),
+    sqlite_autoincrement=True,
+)
+
+quotas = Table(
+    "quotas",
+    metadata,
+    Column("tenant", String(39), primary_key=True),
+    Column("quota", JSON, nullable=False),
 )

@@ -1,0 +1,277 @@
+"""The book of sandboxes: every live record in memory, its row in the store, and the events that tell of it.
+
+    set    in memory only            move   and stored, with the event of a new phase
+    end    decided at once; those who wait are told when it is committed
+
+Rows that have ended are in the store alone, and are pruned after an hour or when the tenant has too many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection
+
+from space.control import limits, records
+from space.control.entry import Entry
+from space.control.events import EventLog, News
+from space.control.records import UNWANTED, Record, Repeat
+from space.control.store.store import Store
+from space.control.timers import Timers
+from space.model.errors import NotFound, SpaceError
+from space.model.sandbox import Phase
+from space.model.tenants import Usage
+
+log = logging.getLogger("space.control.sandboxes")
+_PREPARING_SECONDS = 0.05
+
+
+class Book:
+    """The records, on the event loop. on_change: called after every change of a live record; short, does not raise."""
+
+    def __init__(self, store: Store, timers: Timers, events: EventLog, *, retention: float = limits.RETENTION_SECONDS) -> None:
+        self.store = store
+        self.timers = timers
+        self.retention = retention
+        self.live: dict[str, Entry] = {}
+        self.on_change: list[Callable[[Entry], None]] = []
+        self._events = events
+        self._ended: dict[str, deque[str]] = {}  # by tenant, the oldest first: what the store keeps
+        self._repeats: dict[tuple[str, str], Repeat] = {}
+        self._burying = 0  # ended, and not committed yet
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def load(self) -> None:
+        """Take up what the store holds."""
+        found, repeats = await self.store.read(records.everything)
+        used = {repeat.sandbox: repeat for repeat in repeats}
+        for record in sorted(found, key=lambda record: record.ended_us or 0):
+            if record.ended:
+                self._prune_later(record)
+            else:
+                entry = self.live[record.id] = Entry(record, used.get(record.id))
+                self._changed(entry)
+        for repeat in repeats:
+            self._remember(repeat)
+
+    async def stop(self) -> None:
+        """Let go; what is promised is in the store."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -- reading --------------------------------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """How many sandboxes have not ended."""
+        return len(self.live) - self._burying
+
+    @property
+    def phases(self) -> Counter[tuple[str, str]]:
+        """How many live sandboxes are in each (tenant, phase)."""
+        return Counter((entry.record.tenant, entry.record.phase.value) for entry in self.live.values())
+
+    def usage(self, tenant: str) -> Usage:
+        """What a tenant's sandboxes take that have not ended. Counted anew each time: nothing can be freed twice or never."""
+        specs = [entry.record.spec for entry in self.live.values() if entry.record.tenant == tenant and not entry.record.ended]
+        return Usage(
+            len(specs), sum(spec.cpus for spec in specs), sum(spec.memory_mib for spec in specs), sum(spec.disk_mib for spec in specs)
+        )
+
+    def mine(self, tenant: str, sandbox: str) -> Entry | None:
+        """A tenant's live sandbox."""
+        entry = self.live.get(sandbox)
+        return entry if entry is not None and entry.record.tenant == tenant else None
+
+    async def find(self, tenant: str, sandbox: str) -> Record:
+        """A tenant's sandbox, live or ended. NotFound."""
+        entry = self.mine(tenant, sandbox)
+        if entry is not None:
+            return entry.record
+        found = await self.store.read(lambda connection: records.find(connection, tenant, sandbox))
+        if found is None:
+            raise NotFound(f"there is no sandbox {sandbox[:64]!r}", hint="GET /v1/sandboxes lists those of this key's tenant")
+        return found
+
+    # -- changes ----------------------------------------------------------------------------------------------------------
+
+    async def add(self, record: Record, repeat: Repeat | None) -> Entry:
+        """A new sandbox. Its place is taken before anything is waited for; a store that fails gives it back."""
+        entry = self.live[record.id] = Entry(record, repeat)
+        entry.creating = True
+        if repeat is not None:
+            self._remember(repeat)
+        try:
+            await self.write(record.tenant, lambda connection: records.add(connection, record, repeat), [News("created", record)])
+        except SpaceError as error:
+            self.drop(entry, error)
+            raise
+        self._changed(entry)
+        return entry
+
+    def set(self, entry: Entry, **fields: Any) -> None:
+        """The next revision, in memory."""
+        entry.move(entry.record.changed(**fields))
+        self._changed(entry)
+
+    def move(self, entry: Entry, *news: News, **fields: Any) -> None:
+        """The next revision, stored soon, told with `news` and a new phase."""
+        self.set(entry, **fields)
+        entry.ran = entry.ran or entry.record.phase is Phase.RUNNING
+        if entry.record.phase is not Phase.PREPARING or news:
+            self._save(entry, news)
+        else:
+            # A start from a warm pool is over before this is due: one commit less for it. GET knows at once, the list a little later.
+            asyncio.get_running_loop().call_later(_PREPARING_SECONDS, self._save_preparing, entry)
+
+    async def change(self, entry: Entry, fields: Sequence[str], **values: Any) -> Record:
+        """What the caller asked for, stored when this returns, and told as `fields`."""
+        self.set(entry, **values)
+        record = entry.record
+        news = [*self._news(entry), News("changed", record, fields=fields)]
+        await self.write(record.tenant, lambda connection: records.change(connection, record), news)
+        return record
+
+    async def promise(self, entry: Entry, **fields: Any) -> None:
+        """The next revision, on the disk when this returns."""
+        if fields:
+            self.set(entry, **fields)
+        record = entry.record
+        await self.write(record.tenant, lambda connection: records.save(connection, record), self._news(entry), durable=True)
+
+    def end(self, entry: Entry, phase: Phase, reason: str | None) -> None:
+        """It is over: decided now; those who wait are told when it is committed."""
+        if entry.record.ended:
+            return
+        entry.record = record = entry.record.changed(phase=phase, reason=reason, desired=UNWANTED, ended_us=time.time_ns() // 1000)
+        self._burying += 1
+        entry.burying = True
+        self._changed(entry)
+        log.info("sandbox %s of tenant %s is %s: %s", record.id, record.tenant, phase, reason, extra={"sandbox": record.id})
+        self.spawn(self._bury(entry), f"end {record.id}")
+
+    async def remove(self, entry: Entry, fault: SpaceError) -> None:
+        """It never began: nothing is kept of it but its events."""
+        record = entry.record
+        refused = record.changed(phase=Phase.FAILED, reason=fault.message)
+        news = [News("deleted", refused, from_phase=entry.told)]
+        await self.write(record.tenant, lambda connection: records.remove(connection, record.id), news)
+        self.drop(entry, fault)
+
+    def drop(self, entry: Entry, fault: SpaceError) -> None:
+        """Nothing was kept: the caller's answer says why."""
+        self._release(entry)
+        entry.fault = fault
+        self.live.pop(entry.record.id, None)
+        entry.move(entry.record.changed(phase=Phase.FAILED, reason=fault.message))
+        self._changed(entry)
+
+    async def _bury(self, entry: Entry) -> None:
+        record = entry.record
+        try:
+            await self.write(record.tenant, lambda connection: records.save(connection, record), self._news(entry))
+        finally:
+            if record.phase is Phase.FAILED and not entry.ran:
+                self._release(entry)
+            self.live.pop(record.id, None)
+            self._burying -= 1
+            entry.burying = False
+            entry.move(record)
+            self._prune_later(record)
+
+    def _save_preparing(self, entry: Entry) -> None:
+        if entry.record.phase is Phase.PREPARING:
+            self._save(entry, ())
+
+    def _save(self, entry: Entry, news: Sequence[News]) -> None:
+        record = entry.record
+        self._post(record.tenant, lambda connection: records.save(connection, record), [*self._news(entry), *news])
+
+    def _news(self, entry: Entry) -> list[News]:
+        """The phase, if nobody was told of it."""
+        record = entry.record
+        if record.phase is entry.told:
+            return []
+        before, entry.told = entry.told, record.phase
+        return [News("deleted" if record.phase is Phase.GONE else "phase", record, from_phase=before)]
+
+    def _changed(self, entry: Entry) -> None:
+        for heed in self.on_change:
+            heed(entry)
+
+    # -- idempotency keys and what has ended ------------------------------------------------------------------------------
+
+    def repeated(self, tenant: str, key: str) -> Repeat | None:
+        """What an idempotency key was used for."""
+        return self._repeats.get((tenant, key))
+
+    def _remember(self, repeat: Repeat) -> None:
+        self._repeats[(repeat.tenant, repeat.key)] = repeat
+        self.timers.at(repeat.created_us / 1e6 + limits.IDEMPOTENCY_SECONDS, lambda: self._unremember(repeat))
+
+    def _release(self, entry: Entry) -> None:
+        """The sandbox never ran, so its idempotency key is free for another attempt."""
+        if entry.repeat is not None:
+            self._unremember(entry.repeat)
+
+    def _unremember(self, repeat: Repeat) -> None:
+        if self._repeats.get((repeat.tenant, repeat.key)) == repeat:
+            del self._repeats[(repeat.tenant, repeat.key)]
+        self._post(repeat.tenant, lambda connection: records.release(connection, repeat))
+
+    def _prune_later(self, record: Record) -> None:
+        ended = (record.ended_us or record.created_us) / 1e6
+        kept = self._ended.setdefault(record.tenant, deque())
+        kept.append(record.id)
+        self.timers.at(ended + self.retention, partial(self._prune, record.tenant, record.id))
+        if len(kept) > limits.ENDED_PER_TENANT:
+            self._prune(record.tenant, kept[0])
+
+    def _prune(self, tenant: str, sandbox: str) -> None:
+        kept = self._ended.get(tenant, ())
+        if sandbox not in kept:
+            return  # there were too many, and it went before its time
+        self._ended[tenant].remove(sandbox)
+        if not self._ended[tenant]:
+            del self._ended[tenant]
+        self._post(tenant, lambda connection: records.prune(connection, sandbox))
+
+    # -- store and tasks --------------------------------------------------------------------------------------------------
+
+    async def write(self, tenant: str, change: Callable[[Connection], Any], news: Sequence[News] = (), *, durable: bool = False) -> None:
+        """A change with its events in one transaction; returns once it is committed. A cancelled caller's happens all the same."""
+        await asyncio.shield(asyncio.wrap_future(self._hand_over(tenant, change, news, durable=durable)))
+
+    def _post(self, tenant: str, change: Callable[[Connection], Any], news: Sequence[News] = ()) -> None:
+        self._hand_over(tenant, change, news).add_done_callback(_log_failure)
+
+    def _hand_over(self, tenant: str, change: Callable[[Connection], Any], news: Sequence[News], *, durable: bool = False) -> Future[Any]:
+        future = self.store.post(self._events.with_news(change, news), durable=durable)
+        if news:
+            self._events.announce(tenant, len(news), future)
+        return future
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """A task that belongs to no request; its fault is logged."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed: %s", task.get_name(), error, exc_info=None if isinstance(error, SpaceError) else error)
+
+
+def _log_failure(future: Future[Any]) -> None:
+    if (error := future.exception()) is not None:
+        log.error("a change was not stored: %s", error)

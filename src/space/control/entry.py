@@ -1,0 +1,63 @@
+"""A live sandbox in memory: its record, what is under way with it, and who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from space.control.records import Record, Repeat
+from space.control.timers import Timer
+from space.model.errors import SpaceError
+from space.model.sandbox import Phase
+
+SETTLED = frozenset({Phase.RUNNING, Phase.PAUSED, Phase.GONE, Phase.FAILED})
+
+
+@dataclass(frozen=True, slots=True)
+class Pausing:
+    """The server pauses it by itself. timeout: because its time to live is over."""
+
+    reason: str
+    timeout: bool
+
+
+class Entry:
+    """A live sandbox."""
+
+    def __init__(self, record: Record, repeat: Repeat | None = None) -> None:
+        self.record = record
+        self.repeat = repeat
+        self.creating = False
+        self.ran = record.phase not in (Phase.REQUESTED, Phase.PREPARING)
+        self.fault: SpaceError | None = None
+        self.lost = False  # the session ended while it was made: the next one's list decides
+        self.seen = -1  # the node's revision of the last level, within this session
+        self.told = record.phase  # the last phase of which there is an event
+        self.busy = False  # as the node's last level says
+        self.burying = False  # it has ended, and that is not committed yet
+        self.promised: asyncio.Task[None] | None = None
+        self.pausing: Pausing | None = None
+        self.expiry: Timer | None = None
+        self.expiry_us: int | None = None  # what that timer is set to
+        self._moved = asyncio.Event()
+
+    def move(self, record: Record) -> None:
+        """The next revision; everybody who waits looks again."""
+        self.record = record
+        self.look()
+
+    def look(self) -> None:
+        """Everybody who waits looks again."""
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    async def until(self, claim: Callable[[Record], bool], seconds: float) -> bool:
+        """Whether `claim` came true in time. An end counts once it is committed: what is answered is listed."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self.burying or not claim(self.record):
+                    await self._moved.wait()
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,115 @@
+"""Quotas: what a tenant may have at once, and how fast it may ask. Set by an admin for a tenant, or by the settings for all.
+
+What is had is counted at admission, from the book of live sandboxes; nothing is kept here that could drift.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+import msgspec
+from sqlalchemy import Connection, delete, insert, select
+
+from space.config.settings import Settings
+from space.control import limits
+from space.control.problems import QuotaPassed, TooMany
+from space.control.store import schema
+from space.control.store.store import Store
+from space.model.sandbox import SandboxSpec
+from space.model.tenants import Quota, QuotaInfo, Usage
+
+_AMOUNTS = tuple(field.name for field in fields(Usage))
+
+
+def defaults(settings: Settings) -> Quota:
+    """What the settings say; their 0 is no limit."""
+    return Quota(
+        settings.tenant_sandboxes or None,
+        settings.tenant_cpus or None,
+        settings.tenant_memory_mib or None,
+        settings.tenant_disk_mib or None,
+        settings.tenant_requests_per_second or None,
+    )
+
+
+class Quotas:
+    """The quota of every tenant, and its allowance of requests."""
+
+    def __init__(self, store: Store, default: Quota, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._default = default
+        self._clock = clock
+        self._own: dict[str, Quota] = {}
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tenant -> what was left, and when
+        self.observe: Callable[[str, str], None] = lambda tenant, what: None
+
+    async def load(self) -> None:
+        """Read what is stored."""
+        rows = await self._store.read(lambda connection: connection.execute(select(schema.quotas)).all())
+        self._own = {row.tenant: msgspec.convert(row.quota, Quota) for row in rows}
+
+    def own(self, tenant: str) -> Quota:
+        """What was set for this tenant."""
+        return self._own.get(tenant, Quota())
+
+    def effective(self, tenant: str) -> Quota:
+        """What counts."""
+        own = self._own.get(tenant)
+        if own is None:
+            return self._default
+        return replace(self._default, **{name: value for name, value in msgspec.to_builtins(own).items() if value is not None})
+
+    def info(self, tenant: str, used: Usage) -> QuotaInfo:
+        """As the API shows it."""
+        return QuotaInfo(tenant, self.own(tenant), self.effective(tenant), used)
+
+    async def set(self, tenant: str, quota: Quota) -> None:
+        """Set it, whole; stored when this returns. What the tenant has already stays, also beyond it."""
+        await self._store.write(lambda connection: _set(connection, tenant, quota), durable=True)
+        self._own[tenant] = quota
+        self._buckets.pop(tenant, None)
+
+    def admit(self, tenant: str, spec: SandboxSpec, used: Callable[[], Usage]) -> None:
+        """QuotaPassed names the first amount that one more such sandbox would pass."""
+        quota = self.effective(tenant)
+        if all(getattr(quota, name) is None for name in _AMOUNTS):
+            return
+        had = used()
+        for name, wanted in (("sandboxes", 1), ("cpus", spec.cpus), ("memory_mib", spec.memory_mib), ("disk_mib", spec.disk_mib)):
+            most, has = getattr(quota, name), getattr(had, name)
+            if most is not None and has + wanted > most:
+                self.observe(tenant, name)
+                raise QuotaPassed(
+                    f"tenant {tenant} may have {name} {most}; its sandboxes have {has}, and this one wants {wanted}",
+                    hint="delete a sandbox, or ask the operator for a larger quota",
+                )
+
+    def spend(self, tenant: str) -> None:
+        """One request. TooMany says in how many seconds there is one again."""
+        quota = self.effective(tenant)
+        rate = quota.requests_per_second
+        if rate is None:
+            return
+        size = float(max(1.0, 2 * rate) if quota.burst is None else quota.burst)
+        now = self._clock()
+        left, at = self._buckets.get(tenant, (size, now))
+        left = min(size, left + (now - at) * rate)
+        spent = left >= 1
+        self._buckets[tenant] = (left - 1 if spent else left, now)
+        self._buckets.move_to_end(tenant)
+        if len(self._buckets) > limits.MAX_PEERS:
+            self._buckets.popitem(last=False)
+        if not spent:
+            self.observe(tenant, "requests_per_second")
+            wait = max(1, int((1 - left) / rate + 0.999))
+            raise TooMany(
+                f"tenant {tenant} may ask {rate:g} times a second, {size:g} at once", hint=f"try again in {wait} s", retry_after=wait
+            )
+
+
+def _set(connection: Connection, tenant: str, quota: Quota) -> None:
+    connection.execute(delete(schema.quotas).where(schema.quotas.c.tenant == tenant))
+    connection.execute(insert(schema.quotas).values(tenant=tenant, quota=msgspec.to_builtins(quota)))
