@@ -46,6 +46,8 @@ MAX_PEERS: Final = 4096
 CREATE_SECONDS: Final = 300.0
 # A create whose session to the node was lost waits so long for the next one before its caller is told.
 NODE_BACK_SECONDS: Final = 30.0
+# A server that stops and ends its sandboxes gives them so long.
+END_ALL_SECONDS: Final = 40.0
 DELETE_SECONDS: Final = 30.0
 CALL_SECONDS: Final = 30.0
 RETENTION_SECONDS: Final = 3600

@@ -10,6 +10,7 @@ public call takes the tenant first: what belongs to another one is not found, by
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -56,6 +57,7 @@ class Sandboxes:
         self._quotas = quotas
         self._max = max_sandboxes
         self._max_ttl = max_ttl_seconds
+        self._closing = False
         self._isolation = "unknown"
 
     async def start(self, link: NodeLink, figures: Figures) -> None:
@@ -98,6 +100,8 @@ class Sandboxes:
         """
         if repeat is not None and (earlier := self._book.repeated(tenant, repeat[0])) is not None:
             return await self._creation.join(tenant, earlier, repeat[1], wait=wait)
+        if self._closing:
+            raise Unavailable("the server ends its sandboxes and stops")
         if not self._link.is_up:
             raise Unavailable("the node is not connected", hint="repeat in a few seconds; `space doctor` says what is missing")
         if self._book.size >= self._max:
@@ -152,6 +156,15 @@ class Sandboxes:
         if "ttl_seconds" in fields:
             expires = time.time_ns() // 1000 + spec.ttl_seconds * 1_000_000
         return (await self._book.change(entry, fields, spec=spec, expires_us=expires)).info()
+
+    async def delete_all(self, reason: str, seconds: float) -> int:
+        """Make no more, and end every one: promised on the disk, then waited for; how many are not gone after `seconds`."""
+        self._closing = True
+        entries = list(self._book.live.values())
+        await asyncio.gather(*(self._ends.unwant(entry, reason) for entry in entries), return_exceptions=True)
+        if self._link.is_up:
+            await asyncio.gather(*(entry.until(lambda record: record.ended, seconds) for entry in entries))
+        return sum(not entry.record.ended for entry in entries)
 
     async def usable(self, tenant: str, sandbox: str, *, paused: bool = False) -> Entry:
         """A running sandbox (or a paused one). NotFound, Gone, Conflict."""

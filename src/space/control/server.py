@@ -4,7 +4,8 @@
 
 serve binds the socket and starts this under control's uid. It is ready when the node has answered, or on loopback after
 some seconds without it: reads are answered then, and everything else says `unavailable`. SIGTERM finishes what is in hand
-for a moment and ends; SIGKILL at any moment loses no sandbox, because the store and the node's list decide at the next start.
+for a moment and ends; SIGUSR1 ends every sandbox before that (setting `on_stop`). SIGKILL at any moment loses no sandbox, because
+the store and the node's list decide at the next start.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,7 @@ from space.config.hold import hold
 from space.config.instance import DATA_ROOT, RUN_ROOT, Instance
 from space.config.ready import say_ready
 from space.config.settings import Settings, load_effective
-from space.control import http, openapi
+from space.control import http, limits, openapi
 from space.control.activity import Activity
 from space.control.app import Api
 from space.control.events import EventLog
@@ -48,6 +51,7 @@ from space.rpc.node_api import NodeInfo
 
 log = logging.getLogger("space.control")
 _FIRST_NODE_SECONDS = 20.0
+_ending: set[asyncio.Task[None]] = set()  # a loop keeps no task alive
 
 
 def check_address(settings: Settings) -> None:
@@ -120,6 +124,7 @@ async def run(instance: Instance, settings: Settings, listener: socket.socket, r
             await _first_node(services.link, following, patient=not is_loopback(settings.host))
             following.add_done_callback(lambda _: server.stop())
             serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, partial(_end_all, services, server))
             say_ready(ready_fd)
             log.info("ready: instance %s on %s", instance.name, listener.getsockname())
             await serving
@@ -129,6 +134,19 @@ async def run(instance: Instance, settings: Settings, listener: socket.socket, r
             await asyncio.wait({following})
         if not following.cancelled() and (error := following.exception()) is not None:
             raise error
+
+
+def _end_all(services: Services, server: http.Server) -> None:
+    """Told to end the sandboxes too: then stop, whatever became of it. serve waits, and ends what is left."""
+
+    async def end() -> None:
+        try:
+            left = await services.sandboxes.delete_all("the server was stopped (on_stop = delete)", limits.END_ALL_SECONDS)
+            log.info("ended the sandboxes; %d are left", left)
+        finally:
+            server.stop()
+
+    _ending.add(asyncio.get_running_loop().create_task(end(), name="end all"))
 
 
 async def _first_node(link: NodeLink, following: asyncio.Task[None], *, patient: bool) -> None:

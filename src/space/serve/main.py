@@ -2,7 +2,8 @@
 
 Root, and small for that: it parses nothing that anybody sends, and keeps no state but records of what it started. When it
 dies the others go on, and the next one adopts them. When it is told to stop it stops them, control first; the sandboxes
-run on and the next serve's node adopts them (`--ephemeral`, of private instances: everything is removed instead).
+run on and the next serve's node adopts them (setting `on_stop = "delete"`: they are ended first; `--ephemeral`, of private
+instances: everything is removed instead).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -30,6 +32,7 @@ from space.serve.supervisor import Supervisor
 
 DEFAULT_INSTANCE = "default"
 WRONG_USAGE = 2
+_END_ALL_SECONDS = 60.0  # control gives them forty, and ends then
 _log_format = "text"
 
 
@@ -127,7 +130,7 @@ def run(instance: Instance, settings: config.Settings, request: Request, command
     # How long each may take to end: control lets requests in flight finish, the node closes its ledger.
     roles = [Role("rootd", 0, 5), Role("node", instance.node_uid, 10), Role("control", instance.control_uid, 10)]
     build = runtime.build(repr(settings))
-    boot = kernel.boot_id()
+    boot, ends = kernel.boot_id(), False
     adopted = _adopt(instance, roles, build)
     if settings.accelerator == "auto":
         verdict.hand_on(instance)
@@ -168,9 +171,25 @@ def run(instance: Instance, settings: config.Settings, request: Request, command
                     ready = {"url": endpoint["url"], "instance": instance.name, "isolation": isolation, "key_file": str(instance.admin_key)}
                     print(json.dumps(ready), flush=True)
             say(f"stopping: {supervisor.run()}")
+            ends = settings.on_stop == "delete" and not request.ephemeral
+            if ends and not supervisor.tell("control", signal.SIGUSR1, _END_ALL_SECONDS):
+                say("control did not end the sandboxes in time")
             if settings.accelerator == "auto":
                 verdict.keep(instance)
+    if ends:
+        _end_sandboxes(instance)
     _farewell(instance, ephemeral=request.ephemeral)
+
+
+def _end_sandboxes(instance: Instance) -> None:
+    """End what control could not, without its help; control finds them lost, and the node undoes the rest of them, at their next start."""
+    from space.rootd.sweep import sweep
+
+    left = _sandboxes(instance)
+    if left:
+        say(f"{left} sandboxes are swept")
+        for sentence in sweep(instance):
+            say(sentence)
 
 
 def _adopt(instance: Instance, roles: Sequence[Role], build: str) -> dict[str, Process]:
@@ -272,9 +291,14 @@ def _remove_abandoned() -> None:
 
 
 def _farewell(instance: Instance, *, ephemeral: bool) -> None:
-    left = sum(1 for entry in instance.sandboxes.iterdir() if entry.is_dir()) if instance.sandboxes.is_dir() else 0
+    left = _sandboxes(instance)
     if left and not ephemeral:
         say(f"{left} sandboxes keep running for the next serve (space clean --instance {instance.name} ends them)")
+
+
+def _sandboxes(instance: Instance) -> int:
+    """How many have a directory."""
+    return sum(1 for entry in instance.sandboxes.iterdir() if entry.is_dir()) if instance.sandboxes.is_dir() else 0
 
 
 def log_as(form: str) -> None:

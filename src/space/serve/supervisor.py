@@ -14,11 +14,12 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from space.model.errors import SpaceError, Unavailable
-from space.serve.service import Command, Process, Role, log_tail, start, stop
+from space.serve.service import Command, Process, Role, ended, log_tail, start, stop
 
 FIRST_DELAY = 0.1
 LONGEST_DELAY = 5.0
@@ -128,6 +129,19 @@ class Supervisor:
     def note(self, role: str) -> str:
         """What the service wrote on its ready pipe."""
         return self._posts[role].note.decode(errors="replace").strip()
+
+    def tell(self, role: str, number: signal.Signals, seconds: float) -> bool:
+        """Send a service a signal that ends it, and wait; whether it ended in time. False when there is none."""
+        post = self._posts[role]
+        if post.process is None or not post.ready:
+            return False
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(post.process.pidfd, number)
+        if not ended(post.process, seconds):
+            return False
+        self._forget(post)
+        self._reap()
+        return True
 
     def stop_all(self) -> None:
         """End the services, the last of the roles first; returns when each is dead and reaped."""

@@ -103,6 +103,19 @@ async def everything(client: httpx.AsyncClient) -> dict[str, str]:
             return found
 
 
+@dialogue(start=False, node_up=True)
+async def test_the_signal_of_a_serve_that_ends_sandboxes_ends_them_and_then_control(world: World) -> None:
+    async with a_process(world) as control:
+        made = [await world.create() for _ in range(3)]
+        assert control.process is not None
+        control.process.send_signal(signal.SIGUSR1)
+        assert await asyncio.wait_for(control.process.wait(), 20) == 0
+        assert sorted(world.node.deleted) == sorted(made)
+        assert "ended the sandboxes; 0 are left" in control.log()
+    async with a_process(world):
+        assert await everything(world.client) == dict.fromkeys(made, "gone")
+
+
 @pytest.mark.parametrize("seed", range(4))
 @dialogue(start=False, node_up=True)
 async def test_a_kill_loses_no_sandbox_and_breaks_no_promise(world: World, seed: int) -> None:

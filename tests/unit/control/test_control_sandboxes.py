@@ -75,6 +75,31 @@ async def test_a_refused_create_keeps_nothing_and_a_failed_one_stays_listed(worl
 
 
 @dialogue()
+async def test_a_server_that_ends_its_sandboxes_makes_no_more(world: World) -> None:
+    assert world.services is not None
+    kept = [await world.create() for _ in range(3)]
+    assert await world.services.sandboxes.delete_all("the server was stopped", 10) == 0
+    assert sorted(world.node.deleted) == sorted(kept)
+    refused = await world.client.post("/v1/sandboxes", json={})
+    assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
+    shown = (await world.client.get(f"/v1/sandboxes/{kept[0]}")).json()
+    assert (shown["phase"], shown["reason"]) == ("gone", "the server was stopped")
+
+
+@dialogue()
+async def test_without_a_node_the_end_of_all_is_promised_and_not_waited_for(world: World) -> None:
+    assert world.services is not None
+    kept = await world.create()
+    await world.node.stop()
+    link = world.services.link
+    await until(lambda: not link.is_up)
+    assert await world.services.sandboxes.delete_all("the server was stopped", 1000) == 1
+    assert await world.phase(kept) == "deleting"
+    world.node.start()
+    await until(lambda: kept in world.node.deleted)
+
+
+@dialogue()
 async def test_an_unknown_template_is_not_found(world: World) -> None:
     answer = await world.client.post("/v1/sandboxes", json={"template": "nowhere"})
     assert (answer.status_code, answer.json()["code"]) == (404, "not_found")

@@ -185,6 +185,38 @@ def test_the_owners_death_ends_it(instance: Instance, serve: Callable[..., Serve
     assert one.wait() == 0
 
 
+@pytest.mark.parametrize("on_stop", ["keep", "delete"])
+def test_sandboxes_outlive_a_serve_that_is_told_to_stop_unless_it_is_set_to_end_them(
+    instance: Instance, serve: Callable[..., Serve], capfd: pytest.CaptureFixture[str], on_stop: str
+) -> None:
+    one = serve(Settings(port=0, on_stop=on_stop))
+    one.endpoint()
+    (instance.sandboxes / "sb-1").mkdir()  # control's stand-in ends none: that is left to serve
+    os.kill(one.pid, signal.SIGTERM)
+    assert one.wait() == 0
+    said = capfd.readouterr().err
+    asked = "told to end every sandbox" in log_tail(instance.log / "control.log")
+    if on_stop == "keep":
+        assert not asked
+        assert (instance.sandboxes / "sb-1").is_dir()
+        assert "1 sandboxes keep running for the next serve" in said
+    else:
+        assert asked
+        assert not (instance.sandboxes / "sb-1").exists()
+        assert "1 sandboxes are swept" in said
+        assert "did not end the sandboxes" not in said
+    assert instance.control_data.is_dir()
+
+
+def test_a_serve_that_dies_ends_no_sandbox(instance: Instance, serve: Callable[..., Serve]) -> None:
+    one = serve(Settings(port=0, on_stop="delete"))
+    one.endpoint()
+    (instance.sandboxes / "sb-1").mkdir()
+    os.kill(one.pid, signal.SIGKILL)
+    one.wait()
+    assert (instance.sandboxes / "sb-1").is_dir()
+
+
 def test_a_second_serve_of_the_instance_gives_up(serve: Callable[..., Serve], capfd: pytest.CaptureFixture[str]) -> None:
     one = serve()
     one.endpoint()
