@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 
 import pytest
 
+from space.bench import bare
 from space.core.wire import guest
 from space.model.errors import Conflict, InvalidArgument, NotFound
 from space.rpc.session import Session
@@ -16,6 +19,7 @@ from space.testing.guest import FakeGuest
 from space.testing.kept import Kept, forget, kept_now
 
 SIZE = guest.Window(24, 80)
+BOOT = 90.0
 
 
 class Place:
@@ -82,9 +86,36 @@ def on_fake(test: Test) -> None:
     asyncio.run(main())
 
 
-@pytest.fixture
-def run() -> Run:
-    return on_fake
+@pytest.fixture(scope="module")
+def real() -> Iterator[Run]:
+    """One guest for all of them; none leaves anything kept."""
+    with bare.running("tcg") as machine:
+
+        async def connect() -> Session:
+            async with asyncio.timeout(BOOT):
+                return await Session.open_guest(*machine.connect(), 1, reconnect=True)
+
+        def run(test: Test) -> None:
+            async def main() -> None:
+                place = Place(connect)
+                try:
+                    session = await place.again()
+                    request = guest.Configure(time.time_ns(), os.urandom(64), "kept", [], 1)
+                    guest.expect(guest.Configured, await session.call("configure", request))
+                    async with asyncio.timeout(60):
+                        await test(place)
+                    assert await kept_now(place.session) == []
+                finally:
+                    await place.aclose()
+
+            asyncio.run(main())
+
+        yield run
+
+
+@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.machine)])
+def run(request: pytest.FixtureRequest) -> Run:
+    return on_fake if request.param == "fake" else request.getfixturevalue("real")
 
 
 def test_a_kept_process_goes_on_when_its_session_has_died(run: Run) -> None:
@@ -153,6 +184,7 @@ def test_a_second_attach_takes_the_process_over(run: Run) -> None:
             await anext(first)
         await second.send(b"x")
         await kept.until(second, lambda out: out == b"x")
+        await forget(place.session, "one")
 
     run(test)
 

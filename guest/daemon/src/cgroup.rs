@@ -4,6 +4,7 @@
 //! looks for a victim below `/work` only. Directories are held open from boot on, so that a guest root who mounts over
 //! or unmounts them changes nothing.
 
+use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -13,6 +14,11 @@ use crate::sys;
 const CONTROLLERS: [&str; 4] = ["+memory", "+pids", "+cpu", "+io"];
 const DIRECTORY: i32 = libc::O_RDONLY | libc::O_DIRECTORY;
 const MIB: u64 = 1 << 20;
+const WORK: &CStr = c"work";
+/// How often it is looked for what was forked meanwhile.
+const ROUNDS: usize = 64;
+/// How deep groups are looked into.
+const DEPTH: u8 = 8;
 /// How often an empty leaf's removal is attempted.
 const ATTEMPTS: u8 = 8;
 
@@ -31,6 +37,7 @@ const fn reserve(available: u64) -> u64 {
 
 /// The group above all workloads.
 pub struct Workloads {
+    root: OwnedFd,
     dir: OwnedFd,
     next: u64,
     dying: Vec<Leaf>,
@@ -40,11 +47,12 @@ impl Workloads {
     /// Make `/work` below a cgroup file system. memory: what is available, bytes. tasks: how many the kernel can have.
     pub fn new(root: BorrowedFd<'_>, memory: u64, tasks: u64) -> io::Result<Self> {
         enable(root);
-        let dir = make(root, c"work")?;
+        let dir = make(root, WORK)?;
         enable(dir.as_fd());
         sys::write_small(&dir, c"memory.max", &memory.saturating_sub(reserve(memory)).to_string())?;
         sys::write_small(&dir, c"pids.max", &(tasks / 4 * 3).to_string())?;
-        Ok(Self { dir, next: 1, dying: Vec::new() })
+        let root = sys::open_held(root, c".", DIRECTORY)?;
+        Ok(Self { root, dir, next: 1, dying: Vec::new() })
     }
 
     /// A fresh leaf.
@@ -87,13 +95,42 @@ impl Workloads {
 
     /// Send a signal to every workload process that is there now.
     pub fn signal_all(&self, signal: i32) {
-        signal_below(self.dir.as_fd(), signal, 8);
+        signal_below(self.dir.as_fd(), signal);
+    }
+
+    /// Kill everything that is not spared, wherever guest root has moved it: groups by their own kill, which no fork escapes; what is in
+    /// the root group by moving it into a group that is then killed, so that its forks are born there.
+    pub fn kill_all_but(&mut self, spared: &Spared) -> io::Result<()> {
+        let gallows = self.leaf()?;
+        for _ in 0..ROUNDS {
+            kill_groups(self.root.as_fd(), |name| name != WORK);
+            kill_groups(self.dir.as_fd(), |name| !spared.leaves.contains(name) && name != gallows.name.as_c_str());
+            let strays = members(self.root.as_fd()).into_iter().filter(|pid| *pid > 1 && !spared.leaders.contains(pid));
+            // A thread of the kernel is in no session, and must not be moved.
+            let strays = strays.filter(|pid| sys::session_of(*pid).is_some_and(|session| session > 0));
+            let moved = strays.filter(|pid| sys::write_small(&gallows.dir, c"cgroup.procs", &pid.to_string()).is_ok()).count();
+            gallows.kill();
+            if moved == 0 {
+                break;
+            }
+        }
+        self.bury(gallows);
+        Ok(())
     }
 
     /// Kill every workload.
     pub fn kill_all(&self) {
         let _ = sys::write_small(&self.dir, c"cgroup.kill", "1");
     }
+}
+
+/// What outlives a session: leaves with all that is in them, and leaders wherever they are.
+#[derive(Default)]
+pub struct Spared {
+    /// Names of leaves.
+    pub leaves: BTreeSet<CString>,
+    /// Process ids, none of which was reaped.
+    pub leaders: BTreeSet<i32>,
 }
 
 /// The group of one process that the host started, and of all that came of it.
@@ -113,6 +150,20 @@ impl Leaf {
     /// Where the kernel tells (as `EPOLLPRI`) that the leaf became empty.
     pub fn events(&self) -> BorrowedFd<'_> {
         self.events.as_fd()
+    }
+
+    /// Its name below the workloads.
+    pub fn name(&self) -> &CStr {
+        &self.name
+    }
+
+    /// Send a signal to everything in it. `SIGKILL` no fork escapes; others are sent until nobody new is found.
+    pub fn signal(&self, signal: i32) {
+        if signal == libc::SIGKILL {
+            self.kill();
+        } else {
+            signal_below(self.dir.as_fd(), signal);
+        }
     }
 
     /// Whether no process is left.
@@ -174,17 +225,48 @@ fn remove(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
     }
 }
 
-fn signal_below(dir: BorrowedFd<'_>, signal: i32, depth: u8) {
-    for pid in sys::read_small(dir, c"cgroup.procs").unwrap_or_default().lines().filter_map(|line| line.parse::<i32>().ok()) {
-        if pid > 1 {
-            // SAFETY: a plain call.
-            unsafe { libc::kill(pid, signal) };
+/// Signal everything in a group and those below it, each process once.
+fn signal_below(dir: BorrowedFd<'_>, signal: i32) {
+    let mut reached = BTreeSet::new();
+    for _ in 0..ROUNDS {
+        let mut found = Vec::new();
+        members_below(dir, DEPTH, &mut found);
+        let before = reached.len();
+        for pid in found.into_iter().filter(|pid| *pid > 1) {
+            if reached.insert(pid) {
+                // SAFETY: a plain call.
+                unsafe { libc::kill(pid, signal) };
+            }
+        }
+        if reached.len() == before {
+            return;
         }
     }
-    let Ok(again) = sys::open_held(dir, c".", DIRECTORY) else { return };
-    for name in sys::names(again).unwrap_or_default() {
-        if let Some(child) = sys::open_held(dir, &name, DIRECTORY | libc::O_NOFOLLOW).ok().filter(|_| depth > 0) {
-            signal_below(child.as_fd(), signal, depth - 1);
+}
+
+fn members(dir: BorrowedFd<'_>) -> Vec<i32> {
+    sys::read_small(dir, c"cgroup.procs").unwrap_or_default().lines().filter_map(|line| line.parse().ok()).collect()
+}
+
+fn members_below(dir: BorrowedFd<'_>, depth: u8, found: &mut Vec<i32>) {
+    found.extend(members(dir));
+    for child in groups(dir).into_iter().filter(|_| depth > 0) {
+        if let Ok(child) = sys::open_held(dir, &child, DIRECTORY | libc::O_NOFOLLOW) {
+            members_below(child.as_fd(), depth - 1, found);
+        }
+    }
+}
+
+/// Names of the groups in a group.
+fn groups(dir: BorrowedFd<'_>) -> Vec<CString> {
+    let listed = sys::open_held(dir, c".", DIRECTORY).and_then(sys::names).unwrap_or_default();
+    listed.into_iter().filter(|name| sys::stat_at(dir, name).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFDIR)).collect()
+}
+
+fn kill_groups(dir: BorrowedFd<'_>, chosen: impl Fn(&CStr) -> bool) {
+    for name in groups(dir).into_iter().filter(|name| chosen(name)) {
+        if let Ok(group) = sys::open_held(dir, &name, DIRECTORY | libc::O_NOFOLLOW) {
+            let _ = sys::write_small(&group, c"cgroup.kill", "1");
         }
     }
 }
@@ -223,7 +305,7 @@ pub mod fake {
     }
 
     pub fn workloads(path: &Path) -> Workloads {
-        Workloads { dir: open(path), next: 1, dying: Vec::new() }
+        Workloads { root: open(path), dir: open(path), next: 1, dying: Vec::new() }
     }
 
     /// A leaf of that name below them, with or without processes. What kills it can be read from its file `cgroup.kill`.

@@ -13,7 +13,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use space_protocol::messages::{Exited, Started, Variable};
+use space_protocol::messages::Variable;
 use space_protocol::{Failure, Message, Mux};
 
 use crate::cgroup::{Leaf, Workloads};
@@ -31,8 +31,6 @@ const LARGEST_REPORT: usize = 64 << 10;
 
 /// What the child is.
 pub enum Purpose {
-    /// A program of the caller's.
-    Program,
     /// A verb that is done in a child of the daemon.
     Verb,
     /// The verb `configure`, and the variables that count once it has succeeded.
@@ -88,15 +86,14 @@ pub struct Job {
     bell: bool,
     input_ends: bool,
     outlets: [Outlet; 2],
-    began: Duration,
     deadline: Option<Duration>,
     timed_out: bool,
-    ended: Option<(i32, Duration)>,
+    ended: bool,
 }
 
 impl Job {
-    /// Take charge of a child. now: monotonic.
-    pub fn new(stream: u32, purpose: Purpose, way: Way, child: Child, now: Duration) -> Self {
+    /// Take charge of a child.
+    pub fn new(stream: u32, purpose: Purpose, way: Way, child: Child) -> Self {
         Self {
             stream,
             purpose,
@@ -115,10 +112,9 @@ impl Job {
             bell: false,
             input_ends: false,
             outlets: child.outlets.map(|pipe| Outlet { pipe, ready: false, bytes: 0 }),
-            began: now,
             deadline: None,
             timed_out: false,
-            ended: None,
+            ended: false,
         }
     }
 
@@ -139,11 +135,6 @@ impl Job {
         Ok(())
     }
 
-    /// Kill it when this long has passed from its start.
-    pub fn limit(&mut self, timeout: Option<Duration>) {
-        self.deadline = timeout.and_then(|left| self.began.checked_add(left));
-    }
-
     /// The stream it works for.
     pub fn stream(&self) -> u32 {
         self.stream
@@ -151,12 +142,12 @@ impl Job {
 
     /// Whether the end of that process is the end of its leader. Once that was reaped, the number may be another's.
     pub fn awaits(&self, pid: i32) -> bool {
-        self.ended.is_none() && self.pid == pid
+        !self.ended && self.pid == pid
     }
 
     /// When its time is up, unless it has ended or was killed for that already.
     pub fn deadline(&self) -> Option<Duration> {
-        self.deadline.filter(|_| !self.timed_out && self.ended.is_none())
+        self.deadline.filter(|_| !self.timed_out && !self.ended)
     }
 
     /// The kernel has news of one of its parts.
@@ -182,12 +173,12 @@ impl Job {
 
     /// The session of a leader that was not reaped yet.
     fn session(&self) -> Option<i32> {
-        self.ended.is_none().then_some(self.pid)
+        (!self.ended).then_some(self.pid)
     }
 
     /// The leader was reaped.
-    pub fn leader_ended(&mut self, status: i32, now: Duration) {
-        self.ended = Some((status, now));
+    pub fn leader_ended(&mut self) {
+        self.ended = true;
         self.leaf_news = true;
         if !self.leaf.is_empty() {
             self.leaf.kill();
@@ -225,10 +216,10 @@ impl Job {
 
     /// Move what can be moved, and say what became of the job.
     pub fn pump(&mut self, mux: &mut Mux) -> Outcome {
-        if self.report.is_some() && !self.hear(mux) {
+        if self.report.is_some() && !self.hear() {
             return Outcome::Pending;
         }
-        if std::mem::take(&mut self.leaf_news) && self.ended.is_some() && !self.empty && self.leaf.is_empty() {
+        if std::mem::take(&mut self.leaf_news) && self.ended && !self.empty && self.leaf.is_empty() {
             // Whatever was written is in the pipes by now, even if somebody outside of the cgroup holds them open.
             self.empty = true;
             self.outlets.iter_mut().for_each(|outlet| outlet.ready = true);
@@ -240,10 +231,7 @@ impl Job {
         self.toll(bell);
         self.pour(mux);
         let drained = self.outlets.iter().all(|outlet| outlet.pipe.is_none());
-        match self.ended {
-            Some((status, at)) if drained && self.empty => self.outcome(status, at),
-            _ => Outcome::Pending,
-        }
+        if self.ended && drained && self.empty { self.outcome() } else { Outcome::Pending }
     }
 
     /// End it, whatever it does. What is to be killed besides its cgroup: its leader's session.
@@ -254,7 +242,7 @@ impl Job {
     }
 
     /// Read the report; whether bytes may flow: a program's must have ended, a verb's ends with the verb.
-    fn hear(&mut self, mux: &mut Mux) -> bool {
+    fn hear(&mut self) -> bool {
         let mut buf = [0; 4096];
         while let Some(report) = self.report.as_ref().filter(|_| self.report_ready) {
             match sys::read(report.as_fd(), &mut buf) {
@@ -263,40 +251,20 @@ impl Job {
                 _ => self.report = None,
             }
         }
-        if !matches!(self.purpose, Purpose::Program) {
-            return true;
-        }
-        if self.report.is_none() && self.said.is_empty() {
-            mux.send(self.stream, &Message::Started(Started { pid: self.pid as u32 }));
-        }
-        self.report.is_none()
+        true
     }
 
-    fn outcome(&mut self, status: i32, at: Duration) -> Outcome {
+    fn outcome(&self) -> Outcome {
         if self.report.is_some() {
             return Outcome::Pending;
         }
-        match (&self.purpose, child::read_report(&self.said)) {
-            (_, Some(Err(failure))) => Outcome::Failed(failure),
-            (Purpose::Program, _) => Outcome::Done(Message::Exited(self.exited(status, at))),
-            (_, Some(Ok(message))) => Outcome::Done(message),
-            (_, None) if self.leaf.was_out_of_memory() => {
+        match child::read_report(&self.said) {
+            Some(Err(failure)) => Outcome::Failed(failure),
+            Some(Ok(message)) => Outcome::Done(message),
+            None if self.leaf.was_out_of_memory() => {
                 Outcome::Failed(Failure::guest("the sandbox ran out of memory, and its kernel killed the transfer"))
             }
-            (_, None) => Outcome::Failed(Failure::guest("the process that did this in the sandbox was killed")),
-        }
-    }
-
-    fn exited(&self, status: i32, at: Duration) -> Exited {
-        let signalled = libc::WIFSIGNALED(status);
-        Exited {
-            code: (!signalled).then(|| libc::WEXITSTATUS(status) as u8),
-            signal: signalled.then(|| libc::WTERMSIG(status) as u8),
-            oom_killed: self.leaf.was_out_of_memory(),
-            timed_out: self.timed_out,
-            stdout_bytes: self.outlets[0].bytes,
-            stderr_bytes: self.outlets[1].bytes,
-            wall_ms: at.saturating_sub(self.began).as_millis() as u64,
+            None => Outcome::Failed(Failure::guest("the process that did this in the sandbox was killed")),
         }
     }
 
@@ -427,73 +395,4 @@ enum News {
     Bytes(usize),
     None,
     End,
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io::Read;
-    use std::os::unix::process::CommandExt;
-    use std::process::{Command, Stdio};
-    use std::sync::mpsc;
-
-    use super::*;
-    use crate::cgroup::fake;
-    use crate::procs;
-
-    const NOW: Duration = Duration::from_secs(1);
-
-    /// A job whose processes, if any, are in no cgroup of its own. The scratch directory is its cgroup.
-    fn job(scratch: &fake::Scratch, pid: i32) -> Job {
-        let leaf = fake::leaf(&scratch.0, "p1", false);
-        let child = Child { pid, leaf, report: sys::pipe().unwrap().0, inlet: None, outlets: [None, None] };
-        Job::new(1, Purpose::Program, Way::Pipes, child, NOW)
-    }
-
-    #[test]
-    fn a_leader_that_was_reaped_is_not_awaited_again() {
-        let scratch = fake::Scratch::new();
-        let mut draining = job(&scratch, 77);
-        assert!(draining.awaits(77) && !draining.awaits(78));
-        draining.leader_ended(3 << 8, NOW);
-        assert!(!draining.awaits(77), "after all numbers were used, 77 may be an orphan, or the leader of another job");
-        assert_eq!(draining.exited(draining.ended.unwrap().0, NOW).code, Some(3));
-    }
-
-    #[test]
-    fn a_timeout_kills_leader_and_session_also_outside_of_the_cgroup() {
-        let scratch = fake::Scratch::new();
-        let mut command = Command::new("sleep");
-        command.arg("600").stdout(Stdio::piped());
-        // SAFETY: plain calls. The leader gets a session, and a companion with a process group of its own, which holds its output open.
-        unsafe {
-            command.pre_exec(|| {
-                libc::setsid();
-                if libc::fork() == 0 {
-                    libc::setpgid(0, 0);
-                    libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0);
-                    loop {
-                        libc::pause();
-                    }
-                }
-                Ok(())
-            });
-        }
-        let mut leader = command.spawn().unwrap();
-        let mut output = leader.stdout.take().unwrap();
-        let (told, ended) = mpsc::channel();
-        std::thread::spawn(move || told.send(output.read_to_end(&mut Vec::new()).unwrap()));
-        let mut late = job(&scratch, leader.id() as i32);
-        late.limit(Some(Duration::from_secs(1)));
-        assert_eq!(late.deadline(), Some(NOW * 2));
-        let sessions = late.time_out().into_iter().collect();
-        procs::kill_sessions(sys::open("/proc", libc::O_RDONLY | libc::O_DIRECTORY).unwrap().as_fd(), &sessions);
-        let all_ended = ended.recv_timeout(Duration::from_secs(20));
-        let _ = leader.kill();
-        let status = std::os::unix::process::ExitStatusExt::into_raw(leader.wait().unwrap());
-        assert_eq!(all_ended, Ok(0), "somebody still holds the output");
-        assert_eq!(std::fs::read(scratch.0.join("p1/cgroup.kill")).unwrap(), b"1");
-        late.leader_ended(status, NOW * 2);
-        let exited = late.exited(status, NOW * 2);
-        assert_eq!((exited.code, exited.signal, exited.timed_out, exited.wall_ms), (None, Some(9), true, 1000));
-    }
 }

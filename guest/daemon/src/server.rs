@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use space_protocol::messages::{Configure, Empty, Exec, Source, Tree, Variable, decode};
+use space_protocol::messages::{Attach, Configure, Empty, Exec, Process, Source, Tree, Variable, decode};
 use space_protocol::{Decoder, Event, Failure, Message, Mux, Pipe, Role};
 
 use crate::boot::{Held, Machine};
@@ -12,10 +12,11 @@ use crate::calibrate::Calibration;
 use crate::cgroup::Workloads;
 use crate::child::{self, Needs};
 use crate::job::{Job, Outcome, Purpose, SLOTS, Way};
+use crate::processes::Processes;
 use crate::ring::Ring;
 use crate::shutdown::Shutdown;
 use crate::sys::{self, Epoll};
-use crate::{configure, exec, metrics, procs, tree};
+use crate::{configure, exec, metrics, process, procs, tree};
 
 /// Tokens below this are not a job's.
 const FIRST_JOB: u64 = 2 * SLOTS;
@@ -44,6 +45,7 @@ struct Core {
     epoll: Epoll,
     mux: Mux,
     jobs: BTreeMap<u64, Job>,
+    processes: Processes,
     calibrations: BTreeMap<u32, Calibration>,
     /// Sessions to be killed before the next child is reaped.
     doomed: BTreeSet<i32>,
@@ -75,6 +77,7 @@ impl Server {
             epoll,
             mux: Mux::new(),
             jobs: BTreeMap::new(),
+            processes: Processes::default(),
             calibrations: BTreeMap::new(),
             doomed: BTreeSet::new(),
             next_job: FIRST_JOB,
@@ -115,7 +118,8 @@ impl Server {
         if readable || more_to_send {
             return Some(Duration::ZERO);
         }
-        let deadlines = self.core.jobs.values().filter_map(Job::deadline).chain(self.core.shutdown.as_ref().map(Shutdown::deadline));
+        let verbs = self.core.jobs.values().filter_map(Job::deadline);
+        let deadlines = verbs.chain(self.core.processes.deadline()).chain(self.core.shutdown.as_ref().map(Shutdown::deadline));
         deadlines.min().map(|at| at.saturating_sub(now()))
     }
 
@@ -133,6 +137,8 @@ impl Server {
             _ => {
                 if let Some(job) = self.core.jobs.get_mut(&(token / SLOTS * SLOTS)) {
                     job.mark(token % SLOTS);
+                } else {
+                    self.core.processes.mark(token);
                 }
             }
         }
@@ -192,17 +198,28 @@ impl Core {
             Event::Data(stream, bytes) => {
                 if let Some(calibration) = self.calibrations.get_mut(&stream) {
                     calibration.feed(&mut self.mux, stream, bytes);
+                } else if let Some(process) = self.processes.on(stream) {
+                    let fed = process.feed(&mut self.mux, bytes);
+                    self.unless_refused(stream, fed);
                 } else if let Some(job) = self.jobs.values_mut().find(|job| job.stream() == stream) {
                     job.feed(&mut self.mux, bytes);
                 } else {
                     self.mux.consumed(stream, bytes.len());
                 }
             }
-            Event::Message(stream, _) => {
-                self.mux.reset(stream, &Failure::new("protocol_error", format!("stream {stream} takes no messages")));
-                self.act(&Event::Reset(stream));
+            Event::Message(stream, bytes) => {
+                let heard = match self.processes.on(stream) {
+                    Some(process) => Message::decode(bytes).and_then(|message| process.obey(&message)),
+                    None => Err(Failure::new("protocol_error", format!("stream {stream} takes no messages"))),
+                };
+                self.mux.consumed(stream, bytes.len());
+                self.unless_refused(stream, heard);
             }
-            Event::Credit(_) => {}
+            Event::Credit(stream) => {
+                if let Some(process) = self.processes.on(stream) {
+                    process.credited(&self.mux);
+                }
+            }
             Event::Close(stream) => {
                 if let Some(calibration) = self.calibrations.get_mut(&stream) {
                     if calibration.end_input(&mut self.mux, stream) {
@@ -210,10 +227,14 @@ impl Core {
                     }
                 } else if let Some(job) = self.jobs.values_mut().find(|job| job.stream() == stream) {
                     job.end_input();
+                } else {
+                    let closed = self.processes.closed(stream, &mut self.workloads).map(|session| self.doomed.extend(session));
+                    self.unless_refused(stream, closed);
                 }
             }
             Event::Reset(stream) => {
                 self.calibrations.remove(&stream);
+                self.doomed.extend(self.processes.lost(stream, &mut self.workloads));
                 let found = self.jobs.iter().find(|(_, job)| job.stream() == stream).map(|(id, _)| *id);
                 if let Some(job) = found.and_then(|id| self.jobs.remove(&id)) {
                     self.doomed.extend(job.abandon(&mut self.workloads));
@@ -222,10 +243,25 @@ impl Core {
         }
     }
 
-    /// What was started in a session does not outlive it, wherever it went.
+    /// A stream's host broke its rules: the stream ends.
+    fn unless_refused(&mut self, stream: u32, done: Result<(), Failure>) {
+        if let Err(failure) = done {
+            self.mux.reset(stream, &failure);
+            self.act(&Event::Reset(stream));
+        }
+    }
+
+    /// What was started in a session does not outlive it, wherever it went, unless it is kept.
     fn end_session(&mut self) {
         self.calibrations.clear();
-        sys::kill_all_others();
+        let (mut doomed, spared) = self.processes.end_session(&mut self.workloads);
+        doomed.append(&mut self.doomed);
+        if spared.leaves.is_empty() || self.workloads.kill_all_but(&spared).is_err() {
+            sys::kill_all_others();
+        } else {
+            // Some of it may be in a group that is spared.
+            procs::kill_sessions(self.held.proc.as_fd(), &doomed);
+        }
         for job in std::mem::take(&mut self.jobs).into_values() {
             job.abandon(&mut self.workloads);
         }
@@ -257,7 +293,23 @@ impl Core {
                 Ok(())
             }
             "configure" => self.configure(stream, &decode(request)?),
-            "exec" => self.exec(stream, &decode(request)?),
+            "exec" => self.exec(stream, decode(request)?),
+            "attach" => {
+                let Attach { process, stdout, stderr } = decode(request)?;
+                self.processes.attach(stream, &process, [stdout, stderr], &mut self.mux)
+            }
+            "processes" => {
+                decode::<Empty>(request)?;
+                self.processes.list().iter().for_each(|message| self.mux.send(stream, message));
+                self.mux.close(stream);
+                Ok(())
+            }
+            "forget" => {
+                let Process { process } = decode(request)?;
+                self.doomed.extend(self.processes.forget(&process, &mut self.mux, &mut self.workloads)?);
+                self.answer(stream, &Message::Done(Empty {}));
+                Ok(())
+            }
             "tree_put" => self.tree(stream, &decode(request)?, true),
             "tree_get" => self.tree(stream, &decode(request)?, false),
             _ => Err(Failure::new("unsupported", format!("this daemon does not know the verb '{}'", exec::shown(verb.as_bytes())))),
@@ -281,12 +333,19 @@ impl Core {
         self.start(stream, Purpose::Configure(request.env.clone()), Way::Pipes, child).map(drop)
     }
 
-    fn exec(&mut self, stream: u32, request: &Exec) -> Result<(), Failure> {
-        exec::check(request)?;
+    fn exec(&mut self, stream: u32, request: Exec) -> Result<(), Failure> {
+        exec::check(&request)?;
+        request.keep.as_deref().map_or(Ok(()), |name| self.processes.admit(name))?;
         let base = self.configured()?;
         let needs = Needs { inlet: request.stdin, outlets: [true; 2] };
-        let child = child::spawn(&self.held, &mut self.workloads, needs, &[], || exec::run(request, &base))?;
-        self.start(stream, Purpose::Program, Way::Pipes, child)?.limit(request.timeout_ms.map(Duration::from_millis));
+        let child = child::spawn(&self.held, &mut self.workloads, needs, &[], || exec::run(&request, &base))?;
+        let process = process::Process::new(stream, request.keep, child, request.timeout_ms.map(Duration::from_millis), now());
+        let id = self.token();
+        if let Err(error) = process.watch(&self.epoll, id) {
+            self.doomed.extend(process.abandon(&mut self.workloads));
+            return Err(child::refusal("watch a process", &error));
+        }
+        self.processes.insert(id, process);
         Ok(())
     }
 
@@ -308,10 +367,15 @@ impl Core {
         self.env.clone().ok_or_else(|| Failure::new("unavailable", "the sandbox has not been configured since it booted"))
     }
 
-    fn start(&mut self, stream: u32, purpose: Purpose, way: Way, child: child::Child) -> Result<&mut Job, Failure> {
-        let id = self.next_job;
+    /// The first of as many tokens as a child may have descriptors.
+    fn token(&mut self) -> u64 {
         self.next_job += SLOTS;
-        let job = Job::new(stream, purpose, way, child, now());
+        self.next_job - SLOTS
+    }
+
+    fn start(&mut self, stream: u32, purpose: Purpose, way: Way, child: child::Child) -> Result<&mut Job, Failure> {
+        let id = self.token();
+        let job = Job::new(stream, purpose, way, child);
         if let Err(error) = job.watch(&self.epoll, id) {
             self.doomed.extend(job.abandon(&mut self.workloads));
             return Err(child::refusal("watch a process", &error));
@@ -332,7 +396,9 @@ impl Core {
         self.hunt();
         while let Some((pid, status)) = sys::reap() {
             if let Some(job) = self.jobs.values_mut().find(|job| job.awaits(pid)) {
-                job.leader_ended(status, now());
+                job.leader_ended();
+            } else {
+                self.processes.reaped(pid, status, now());
             }
         }
         self.workloads.sweep();
@@ -340,6 +406,7 @@ impl Core {
 
     fn keep_time(&mut self) {
         let now = now();
+        self.doomed.extend(self.processes.keep_time(now));
         for job in self.jobs.values_mut().filter(|job| job.deadline().is_some_and(|at| at <= now)) {
             self.doomed.extend(job.time_out());
         }
@@ -366,6 +433,7 @@ impl Core {
             }
             over.push(*id);
         }
+        self.doomed.extend(self.processes.pump(&mut self.mux, &mut self.workloads));
         for id in over {
             if let Some(job) = self.jobs.remove(&id) {
                 self.doomed.extend(job.abandon(&mut self.workloads));
@@ -392,6 +460,7 @@ mod tests {
             epoll: Epoll::new().unwrap(),
             mux: Mux::new(),
             jobs: BTreeMap::new(),
+            processes: Processes::default(),
             calibrations: BTreeMap::new(),
             doomed: BTreeSet::new(),
             next_job: FIRST_JOB,
@@ -410,7 +479,7 @@ mod tests {
         // epoll takes no directories.
         let report = sys::open("/", libc::O_RDONLY).unwrap();
         let child = child::Child { pid: process.id() as i32, leaf, report, inlet: None, outlets: [None, None] };
-        let refused = core.start(1, Purpose::Program, Way::Pipes, child).err().unwrap();
+        let refused = core.start(1, Purpose::Verb, Way::Pipes, child).err().unwrap();
         core.hunt();
         assert_eq!((refused.code.as_str(), core.jobs.len()), ("guest_error", 0), "{}", refused.message);
         assert!(!scratch.0.join("p1").exists());

@@ -288,6 +288,22 @@ pub fn kill(pid: c_int) {
     unsafe { libc::kill(pid, libc::SIGKILL) };
 }
 
+/// Send a signal to the process group of a leader, or to a leader that has no group yet.
+pub fn signal_group(leader: c_int, signal: c_int) {
+    // SAFETY: plain calls.
+    unsafe {
+        if libc::kill(-leader, signal) != 0 {
+            libc::kill(leader, signal);
+        }
+    }
+}
+
+/// The session of a process, by its leader's number; 0 for a thread of the kernel, nothing for a process that is gone.
+pub fn session_of(pid: c_int) -> Option<c_int> {
+    // SAFETY: a plain call.
+    check(unsafe { libc::getsid(pid) }).ok()
+}
+
 /// Kill every other process, in one step that no fork escapes. Threads of the kernel do not hear it. Only PID 1 may want that.
 pub fn kill_all_others() {
     if std::process::id() == 1 {

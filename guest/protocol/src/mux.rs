@@ -185,6 +185,11 @@ impl Mux {
         self.streams.get(&stream).map_or(0, |found| (found.pipe.window() - found.credit) as usize)
     }
 
+    /// Whether the peer's credit lets something be sent on a stream, be there room on its pipe or not.
+    pub fn has_credit(&self, stream: u32) -> bool {
+        self.streams.get(&stream).is_some_and(|found| found.credit > 0 && !found.finished)
+    }
+
     /// Payload bytes that a DATA frame of the stream may have now.
     pub fn data_room(&self, stream: u32) -> usize {
         let Some(found) = self.streams.get(&stream) else { return 0 };

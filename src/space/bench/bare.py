@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
 from space.bench.wire import Wire
 from space.config.artefacts import Store, TemplateManifest
@@ -29,6 +30,38 @@ _NAMES = ("qmp", "control", "bulk", "serial")
 @contextmanager
 def booted(accelerator: str, *, memory_mib: int = 512, disk_mib: int = 2048) -> Iterator[Wire]:
     """A configured guest of the base template, ended with the block."""
+    with running(accelerator, memory_mib=memory_mib, disk_mib=disk_mib) as guest, ExitStack() as stack:
+        wire = Wire(*guest.connect())
+        stack.callback(wire.close)
+        try:
+            wire.greet(_BOOT)
+        except (SpaceError, OSError) as error:
+            error.add_note(f"QEMU said: {guest.said()}")
+            raise
+        wire.configure("bare")
+        yield wire
+
+
+class Running:
+    """A QEMU whose guest boots or has booted. Its channel takes one connection after the other."""
+
+    def __init__(self, directory: Path, stderr: IO[bytes]) -> None:
+        self._directory = directory
+        self._stderr = stderr
+
+    def connect(self) -> tuple[socket.socket, socket.socket]:
+        """Sockets of the control and the bulk pipe."""
+        return _connect(self._directory / "control"), _connect(self._directory / "bulk")
+
+    def said(self) -> str:
+        """What QEMU wrote on its standard error."""
+        self._stderr.seek(0)
+        return self._stderr.read(2000).decode(errors="replace")
+
+
+@contextmanager
+def running(accelerator: str, *, memory_mib: int = 512, disk_mib: int = 2048) -> Iterator[Running]:
+    """A guest of the base template that nobody has spoken to, ended with the block."""
     store = Store(DATA_ROOT / "artefacts")
     manifest = store.template("base")
     with ExitStack() as stack:
@@ -45,16 +78,7 @@ def booted(accelerator: str, *, memory_mib: int = 512, disk_mib: int = 2048) -> 
         console = stack.enter_context(_connect(directory / "serial"))
         drain = subprocess.Popen(["cat"], stdin=console.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         stack.callback(_end, drain)
-        wire = Wire(_connect(directory / "control"), _connect(directory / "bulk"))
-        stack.callback(wire.close)
-        try:
-            wire.greet(_BOOT)
-        except (SpaceError, OSError) as error:
-            said.seek(0)
-            error.add_note(f"QEMU said: {said.read(2000).decode(errors='replace')}")
-            raise
-        wire.configure("bare")
-        yield wire
+        yield Running(directory, said)
 
 
 def _start(
