@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl
 
-from starlette.routing import Route as PathRoute
-from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
 from space.config import logs
@@ -25,6 +23,7 @@ from space.control import answers, limits
 from space.control.call import Call, ClientGone, CutOff, request_id
 from space.control.hosts import Hosts
 from space.control.keys import ADMIN, Key
+from space.control.paths import Paths
 from space.control.problems import MethodNotAllowed, TooMany, unexpected
 from space.control.route import Access, Route
 from space.control.routes import ROUTES
@@ -62,11 +61,7 @@ class Api:
         for route in ROUTES:
             paths.setdefault(route.path, {})[route.method] = route
         room = Room(limits.MAX_REQUESTS, limits.MAX_REQUESTS_PER_TENANT)
-        self._router = Router(
-            [PathRoute(path, _Path(path, methods, services, room)) for path, methods in paths.items()],
-            default=_not_found,
-            redirect_slashes=False,
-        )
+        self._paths = Paths({path: _Path(path, methods, services, room) for path, methods in paths.items()})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -91,7 +86,11 @@ class Api:
     async def _answer(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange) -> None:
         try:
             self._admit(scope)
-            await self._router(scope, receive, send)
+            found = self._paths.find(scope["path"])
+            if found is None:
+                raise NotFound(f"there is nothing at {scope['path'][:200]!r}", hint="GET /openapi.json lists the routes")
+            path, parameters = found
+            await path.serve(scope, receive, send, parameters)
         except ClientGone:
             log.info("the client went away")
         except CutOff as cut:
@@ -163,19 +162,20 @@ class _Path:
         self._services = services
         self._room = room
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(self, scope: Scope, receive: Receive, send: Send, parameters: dict[str, str]) -> None:
+        """Answer. parameters: of the path."""
         exchange: _Exchange = scope["space.exchange"]
         route = self._methods.get(scope["method"])
         if route is None:
             raise MethodNotAllowed(f"{scope['method'][:16]} is not possible on {self._path}", allowed=tuple(sorted(self._methods)))
         exchange.route = route.path
-        if (sandbox := scope["path_params"].get("id")) is not None:
+        if (sandbox := parameters.get("id")) is not None:
             logs.sandbox.set(sandbox[:64])
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         key = self._key(route, headers, scope)
         exchange.tenant = key.tenant
         query = _query(route, scope["query_string"])
-        call = Call(scope, receive, key, exchange.request_id, scope["path_params"], query, headers)
+        call = Call(scope, receive, key, exchange.request_id, parameters, query, headers)
         if route.access is Access.OPEN:
             await (await route.handler(call, self._services)).send(send)
             return
@@ -192,10 +192,6 @@ class _Path:
 
 
 _NOBODY = Key("", "", "", "", b"", 0)
-
-
-async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    raise NotFound(f"there is nothing at {scope['path'][:200]!r}", hint="GET /openapi.json lists the routes")
 
 
 def _given_key(headers: dict[str, str]) -> str | None:
