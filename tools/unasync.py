@@ -33,6 +33,8 @@ NAMES = {
     "AsyncIterator": "Iterator",
     "AsyncIterable": "Iterable",
     "AsyncBaseTransport": "BaseTransport",
+    "AsyncHTTPTransport": "HTTPTransport",
+    "handle_async_request": "handle_request",
     "asynccontextmanager": "contextmanager",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",

@@ -56,9 +56,14 @@ class AsyncClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.endpoint: Endpoint = resolve(api_url, api_key, instance=instance, key_file=key_file)
+        # Requests go straight to it: what `httpx.AsyncClient` does around one (authentication, redirects, cookies) is not wanted, and took
+        # a third of a short call's time. Only a server elsewhere may be behind a proxy of the environment, which the client finds.
+        self._direct = transport
+        if transport is None and self.endpoint.is_loopback:
+            self._direct = httpx.AsyncHTTPTransport(verify=self.endpoint.is_tls, trust_env=False, limits=LIMITS)
         self._http = httpx.AsyncClient(
             headers={"authorization": f"Bearer {self.endpoint.key}", "user-agent": "space-python/0.1", "accept-encoding": "identity"},
-            transport=transport,
+            transport=self._direct,
             timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
             limits=LIMITS,
             # A proxy of the environment must not see requests, and the key, that are meant for this machine.
@@ -66,9 +71,7 @@ class AsyncClient:
             # Without TLS there is nothing to verify, and reading the CA bundle takes 30 ms.
             verify=self.endpoint.is_tls,
         )
-        # The server sets no cookies, and looking for them in an answer takes longer than reading it.
-        self._http.cookies.extract_cookies = _nothing  # type: ignore[method-assign, assignment]
-        # httpx parses an address in Python, and with a base twice; most requests go where one went before.
+        # httpx parses an address in Python; most requests go where one went before.
         self._url = lru_cache(256)(lambda path: httpx.URL(self.endpoint.url + path))
         self._dial: Dial | None = getattr(transport, "dial", None)
         self._tls: ssl.SSLContext | None = None
@@ -265,7 +268,7 @@ class AsyncClient:
         url = f"{path}?{query(params)}" if params else path
         request = self._http.build_request(method, self._url(url), json=json, content=content, headers=headers, timeout=timeout)
         with _ours(self.endpoint.url, seconds):
-            response = await self._http.send(request, stream=True)
+            response = await self._send(request)
         try:
             if not response.is_success and response.status_code not in allowed:
                 with _ours(self.endpoint.url, seconds):
@@ -274,6 +277,13 @@ class AsyncClient:
             yield response
         finally:
             await response.aclose()
+
+    async def _send(self, request: httpx.Request) -> httpx.Response:
+        if self._direct is None or self._http.is_closed:  # which the client says in words of its own
+            return await self._http.send(request, stream=True)
+        response = await self._direct.handle_async_request(request)
+        response.request = request
+        return response
 
     async def pieces(self, response: httpx.Response, seconds: float) -> AsyncGenerator[bytes, None]:
         """The body of `response` as it arrives. StreamCut when it breaks off or stands still for `seconds`."""
@@ -327,10 +337,6 @@ class _ours:  # noqa: N801  # reads as a statement
                 raise InvalidArgument(f"not a server address: {self._url!r}: {error}") from error
             case _:
                 return
-
-
-def _nothing(_: httpx.Response) -> None:
-    """No cookies."""
 
 
 def _json(response: httpx.Response, body: bytes) -> Any:
