@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 import space
 from space.model.errors import Conflict, NotFound, Unauthenticated
 from space.serve.backup import backup
+from space.serve.private import random_name
 from space.serve.restore import restore
+from space.setup import systemd
 from space.testing import leaks, machine
 from space.testing.machine import Runtime, Server
 
@@ -40,6 +43,31 @@ def test_a_server_set_so_ends_its_sandboxes_when_it_stops_and_says_so_in_json(se
         for each in made:
             ended = space.Sandbox.connect(each.id, client=client).info()
             assert (ended.phase.value, ended.reason) == ("gone", "the server was stopped (on_stop = delete)")
+
+
+def test_a_server_with_the_units_rights_alone_runs_sandboxes_and_tells_its_manager(runtime: Runtime, tmp_path: Path) -> None:
+    """What can be held to without a systemd: capabilities, no_new_privs, the notification."""
+    before = leaks.of_host()
+    bounding = ",".join(["-all", *(f"+{name.removeprefix('CAP_').lower()}" for name in systemd.CAPABILITIES)])
+    name, rights, address = random_name(), ["setpriv", "--no-new-privs", f"--bounding-set={bounding}"], tmp_path / "notify"
+    program = [str(runtime.python), "-I", "-m", "space.serve.main", "--instance", name, "--json", "--ephemeral", "--set", "port=0"]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(address))
+        manager.settimeout(60)
+        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "NOTIFY_SOCKET": str(address), "SPACE_MAX_SANDBOXES": "3"}
+        serve = subprocess.Popen([*rights, *program, *(["--dev"] if runtime.dev else [])], stdout=subprocess.PIPE, env=environment)
+        try:
+            assert serve.stdout is not None
+            ready = json.loads(serve.stdout.readline())
+            assert manager.recv(100) == b"READY=1"
+            key = Path(ready["key_file"]).read_text().strip()
+            with space.Client(api_url=ready["url"], api_key=key) as client, space.Sandbox.create(client=client, memory_mib=256) as sandbox:
+                assert sandbox.run("echo hi", check=True).stdout == b"hi\n"
+        finally:
+            serve.terminate()
+            assert serve.wait(60) == 0
+        assert manager.recv(100) == b"STOPPING=1"
+    leaks.settle(leaks.of_host, before)
 
 
 def test_a_served_instance_is_saved_and_put_back_with_its_keys(server: Make, runtime: Runtime, tmp_path: Path) -> None:

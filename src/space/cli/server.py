@@ -46,9 +46,9 @@ def serve(
 
 
 def setup(context: typer.Context) -> int:
-    """Make this machine ready for sandboxes (as root, from a checkout); --check says what is missing."""
+    """Make this machine ready for sandboxes (as root, from a checkout); --check says what is missing; --systemd writes a unit."""
     arguments = list(context.args)
-    if not {"--check", "--source", "-h", "--help"} & {argument.split("=")[0] for argument in arguments}:
+    if not {"--check", "--source", "--systemd", "-h", "--help"} & {argument.split("=")[0] for argument in arguments}:
         if not Path("pyproject.toml").is_file() or not Path("guest").is_dir():
             raise InvalidArgument(
                 "set-up builds from a checkout, and this directory is none", hint="run `make setup` in one, or give --source"
@@ -93,6 +93,7 @@ def clean(context: typer.Context) -> int:
         raise InvalidArgument(str(error)) from None
     if found is None:
         raise InvalidArgument(f"there is no instance '{asked.instance}' on this host")
+    loaded("space.setup.systemd", "forget")(asked.instance)
     loaded("space.setup.clean", "stop")(found)
     loaded("space.serve.remove", "remove")(found)
     if asked.json:

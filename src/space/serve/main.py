@@ -27,6 +27,7 @@ from space.host import syscalls
 from space.model.errors import Internal, InvalidArgument, SpaceError
 from space.model.ids import instance_name
 from space.serve import kernel, layout, records, runtime, tls, verdict
+from space.serve.notify import READY, STOPPING, notify
 from space.serve.service import Command, Process, Role, module_command
 from space.serve.supervisor import Supervisor
 
@@ -170,7 +171,9 @@ def run(instance: Instance, settings: config.Settings, request: Request, command
                 if request.json:
                     ready = {"url": endpoint["url"], "instance": instance.name, "isolation": isolation, "key_file": str(instance.admin_key)}
                     print(json.dumps(ready), flush=True)
+            notify(READY)
             say(f"stopping: {supervisor.run()}")
+            notify(STOPPING)
             ends = settings.on_stop == "delete" and not request.ephemeral
             if ends and not supervisor.tell("control", signal.SIGUSR1, _END_ALL_SECONDS):
                 say("control did not end the sandboxes in time")

@@ -15,7 +15,7 @@ from pathlib import Path
 from space.config.artefacts import Store
 from space.config.instance import DATA_ROOT, abandoned
 from space.model.errors import SpaceError
-from space.setup import apt, clean, daemon, deps, doctor, initramfs, kernel, qemu, rootfs, runtime, shelf, storage, template
+from space.setup import apt, clean, daemon, deps, doctor, initramfs, kernel, qemu, rootfs, runtime, shelf, storage, systemd, template
 from space.setup.graph import Step, run
 from space.setup.progress import Progress, complain
 
@@ -31,10 +31,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--update", action="store_true", help="take newer packages for the guest's kernel and the base template if there are any"
     )
     parser.add_argument("--source", type=Path, default=Path(__file__).resolve().parents[3], help="the checkout (default: %(default)s)")
+    parser.add_argument("--systemd", action="store_true", help="write a unit that serves instances (space@NAME.service), and nothing else")
+    parser.add_argument("--enable", metavar="NAME", nargs="?", const="default", help="with --systemd: enable it for an instance (default)")
     given = parser.parse_args(argv)
+    if given.enable is not None and not given.systemd:
+        parser.error("--enable goes with --systemd")
     try:
         if given.check:
             return _check()
+        if given.systemd:
+            return _systemd(given.enable)
         began = time.monotonic()
         progress = Progress()
         with storage.locked():
@@ -97,6 +103,17 @@ def _check() -> int:
     for check in missing:
         complain(f"{check.name}: {check.detail}" + (f" ({check.remedy})" if check.remedy else ""))
     return 1 if missing else 0
+
+
+def _systemd(enable: str | None) -> int:
+    try:
+        done = systemd.install(runtime.COMMAND, enable=enable)
+    except (ValueError, OSError) as error:  # no name of an instance; not root
+        complain(str(error))
+        return 1
+    for line in done or [f"{systemd.UNIT} is there"]:
+        print(f"setup: {line}", flush=True)
+    return 0
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 from space.config.instance import DATA_ROOT, RUN_ROOT, Instance, instances
 from space.host import cgroups, namespaces
 from space.model.errors import SpaceError
-from space.setup import command, deps, runtime, shelf, storage
+from space.setup import command, deps, runtime, shelf, storage, systemd
 from space.setup.faults import SetupFailed
 from space.setup.progress import complain
 
@@ -49,7 +49,7 @@ def main() -> int:
 
 def clean(checkout: Path) -> list[str]:
     """Remove all of it; what was removed, in words. SetupFailed says what would not go."""
-    done = []
+    done = systemd.remove()
     for instance in list(instances()):
         stop(instance)
         done.append(sweep(instance))

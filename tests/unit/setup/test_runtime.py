@@ -181,4 +181,4 @@ def test_two_distributions_share_the_tree_out(tmp_path: Path) -> None:
     }
     assert sdk & server == set()
     assert sdk | server == tree
-    assert {name.split("/")[1] for name in sdk} == {"__init__.py", "cli", "model", "sdk"}
+    assert {name.split("/")[1] for name in sdk} == {"__init__.py", "cli", "model", "py.typed", "sdk"}
