@@ -55,6 +55,13 @@ class Decoder:
         """Bytes of a frame that has not ended yet."""
         return len(self._buffer)
 
+    def partial(self) -> Frame | None:
+        """What has arrived of a frame that has not ended, if some of its payload has: all that there will be when the link broke."""
+        if len(self._buffer) <= _HEADER.size:
+            return None
+        _, kind, offset = _HEADER.unpack_from(self._buffer)
+        return Frame(Kind(kind), offset, bytes(self._buffer[_HEADER.size :]))
+
     def receive(self, data: bytes) -> list[Frame]:
         """The frames that are whole with `data`."""
         self._buffer += data

@@ -72,6 +72,18 @@ class Follower:
         if self._decoder.pending:
             raise ProtocolError("bytes follow the exit frame", request_id=self._request_id)
 
+    def salvage(self) -> list[Output]:
+        """The connection broke: what of a last, unfinished frame is output. So even one that breaks within every frame gets on."""
+        try:
+            frame = self._decoder.partial()
+        except ValueError:
+            frame = None
+        self._decoder = Decoder()
+        if frame is None or self.end is not None or frame.kind not in (Kind.STDOUT, Kind.STDERR):
+            return []
+        output = self._output("stdout" if frame.kind is Kind.STDOUT else "stderr", frame)
+        return [] if output is None else [output]
+
     def _take(self, frame: Frame) -> Output | Gap | None:
         if self.end is not None:
             raise ProtocolError(f"a frame of kind {frame.kind.name} follows the {self.end} frame", request_id=self._request_id)

@@ -57,6 +57,7 @@ def test_a_sandbox_lives_and_ends(talk: Callable[[Dialogue], None]) -> None:
         ) as sandbox:
             info = await sandbox.info()
             assert (info.phase, info.spec.memory_mib, info.spec.metadata, info.spec.env) == (Phase.RUNNING, 256, {"a": "b"}, {"K": "v"})
+            assert info.expires_at is not None
             assert info.expires_at - info.created_at == pytest.approx(100)
             await sandbox.pause()
             assert (await sandbox.info()).phase is Phase.PAUSED

@@ -7,7 +7,7 @@ import signal as signals
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from space.model.errors import SpaceError
+from space.model.errors import ConnectionFailed, RateLimited, StreamCut, Unavailable
 from space.model.frames import MEDIA_TYPE
 from space.model.process import ProcessInfo, ProcessState
 from space.model.sandbox import ExitStatus
@@ -173,7 +173,9 @@ class AsyncProcess:
                 async with aclosing(self._attached(follower, follow=follow)) as pieces:
                     async for piece in pieces:
                         yield piece
-            except SpaceError as fault:
+            except (ConnectionFailed, StreamCut, Unavailable, RateLimited) as fault:
+                for piece in follower.salvage():
+                    yield piece
                 failures = 1 if follower.progressed else failures + 1
                 pause = wait_before_reattach(failures, fault, random.random())  # noqa: S311  # spreads load, guards nothing
                 if pause is None:

@@ -98,7 +98,7 @@ class Files:
         """
         params = _at(path, user) | _flags(append=append, parents=parents, exclusive=exclusive)
         if mode is not None:
-            params["mode"] = f"{mode:o}"
+            params["mode"] = f"0{mode:o}"
         again = isinstance(data, (bytes, bytearray, memoryview, str)) and not append and not exclusive
         tally = Tally()
 
