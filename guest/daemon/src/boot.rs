@@ -38,6 +38,8 @@ pub struct Held {
     pub root: OwnedFd,
     /// `/dev/null`.
     pub null: OwnedFd,
+    /// The root of the terminals' file system.
+    pub terminals: OwnedFd,
     /// `/dev/random`.
     pub random: OwnedFd,
     /// The root file system's block device.
@@ -71,6 +73,7 @@ pub fn boot() -> Result<Machine, String> {
         proc: hold("/proc", libc::O_RDONLY | libc::O_DIRECTORY)?,
         root: hold("/", libc::O_RDONLY | libc::O_DIRECTORY)?,
         null: hold("/dev/null", libc::O_RDWR)?,
+        terminals: hold("/dev/pts", libc::O_RDONLY | libc::O_DIRECTORY)?,
         random: hold("/dev/random", libc::O_RDWR)?,
         disk,
     };

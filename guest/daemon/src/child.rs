@@ -6,11 +6,13 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use space_protocol::messages::Window;
 use space_protocol::{Failure, Message, messages};
 
 use crate::boot::Held;
 use crate::cgroup::{Leaf, Workloads};
 use crate::sys::{self, Fork};
+use crate::terminal::Terminal;
 
 const REPORT: i32 = 3;
 const PROC: i32 = 4;
@@ -25,6 +27,38 @@ pub struct Needs {
     pub inlet: bool,
     /// Standard output, standard error.
     pub outlets: [bool; 2],
+}
+
+/// The daemon's ends of what a child reads and writes, and the child's.
+struct Ends {
+    inlet: Option<OwnedFd>,
+    outlets: [Option<OwnedFd>; 2],
+    theirs: [Option<OwnedFd>; 3],
+}
+
+impl Ends {
+    fn pipes(needs: Needs) -> std::io::Result<Self> {
+        let pipe = |wanted: bool, to_child: bool| {
+            if !wanted {
+                return Ok((None, None));
+            }
+            let (read, write) = sys::pipe()?;
+            let (ours, theirs) = if to_child { (write, read) } else { (read, write) };
+            sys::set_nonblocking(ours.as_fd())?;
+            sys::grow_pipe(ours.as_fd(), PIPE_BYTES);
+            Ok::<_, std::io::Error>((Some(ours), Some(theirs)))
+        };
+        let (inlet, stdin) = pipe(needs.inlet, true)?;
+        let (out, stdout) = pipe(needs.outlets[0], false)?;
+        let (err, stderr) = pipe(needs.outlets[1], false)?;
+        Ok(Self { inlet, outlets: [out, err], theirs: [stdin, stdout, stderr] })
+    }
+
+    fn terminal(terminals: BorrowedFd<'_>, size: &Window) -> std::io::Result<Self> {
+        let Terminal { master, slave } = Terminal::open(terminals, size)?;
+        let theirs = [Some(slave.try_clone()?), Some(slave.try_clone()?), Some(slave)];
+        Ok(Self { inlet: Some(master.try_clone()?), outlets: [Some(master), None], theirs })
+    }
 }
 
 /// A running child, as the daemon holds it. All pipes are non-blocking.
@@ -49,33 +83,39 @@ pub fn spawn(
     extra: &[BorrowedFd<'_>],
     body: impl FnOnce() -> Result<Message, Failure>,
 ) -> Result<Child, Failure> {
-    let fault = |what: &str| {
-        let what = what.to_owned();
-        move |error: std::io::Error| refusal(&what, &error)
-    };
-    let pipe = |wanted: bool, to_child: bool| -> Result<(Option<OwnedFd>, Option<OwnedFd>), Failure> {
-        if !wanted {
-            return Ok((None, None));
-        }
-        let (read, write) = sys::pipe().map_err(fault("make a pipe"))?;
-        let (ours, theirs) = if to_child { (write, read) } else { (read, write) };
-        sys::set_nonblocking(ours.as_fd()).map_err(fault("make a pipe"))?;
-        sys::grow_pipe(ours.as_fd(), PIPE_BYTES);
-        Ok((Some(ours), Some(theirs)))
-    };
-    let (inlet, stdin) = pipe(needs.inlet, true)?;
-    let (out, stdout) = pipe(needs.outlets[0], false)?;
-    let (err, stderr) = pipe(needs.outlets[1], false)?;
+    let ends = Ends::pipes(needs).map_err(|error| refusal("make a pipe", &error))?;
+    start(held, workloads, ends, extra, body)
+}
+
+/// Start a child on a terminal of its own. It inherits that as its three descriptors, and has yet to take it for its session.
+pub fn spawn_on_terminal(
+    held: &Held,
+    workloads: &mut Workloads,
+    size: &Window,
+    body: impl FnOnce() -> Result<Message, Failure>,
+) -> Result<Child, Failure> {
+    let ends = Ends::terminal(held.terminals.as_fd(), size).map_err(|error| refusal("make a terminal", &error))?;
+    start(held, workloads, ends, &[], body)
+}
+
+fn start(
+    held: &Held,
+    workloads: &mut Workloads,
+    ends: Ends,
+    extra: &[BorrowedFd<'_>],
+    body: impl FnOnce() -> Result<Message, Failure>,
+) -> Result<Child, Failure> {
+    let fault = |what: &'static str| move |error: std::io::Error| refusal(what, &error);
     let (report, told) = sys::pipe().map_err(fault("make a pipe"))?;
     sys::set_nonblocking(report.as_fd()).map_err(fault("make a pipe"))?;
     let leaf = workloads.leaf().map_err(fault("make a cgroup"))?;
-    let or_null = |end: &Option<OwnedFd>| end.as_ref().unwrap_or(&held.null).as_raw_fd();
-    let mut fds = vec![or_null(&stdin), or_null(&stdout), or_null(&stderr), told.as_raw_fd(), held.proc.as_raw_fd()];
+    let mut fds: Vec<i32> = ends.theirs.iter().map(|end| end.as_ref().unwrap_or(&held.null).as_raw_fd()).collect();
+    fds.extend([told.as_raw_fd(), held.proc.as_raw_fd()]);
     fds.extend(extra.iter().map(AsRawFd::as_raw_fd));
     // SAFETY: the daemon has one thread.
     match unsafe { sys::fork_into(Some(leaf.dir())) } {
         Ok(Fork::Child) => run(&fds, body),
-        Ok(Fork::Parent(pid)) => Ok(Child { pid, leaf, report, inlet, outlets: [out, err] }),
+        Ok(Fork::Parent(pid)) => Ok(Child { pid, leaf, report, inlet: ends.inlet, outlets: ends.outlets }),
         Err(error) => {
             workloads.bury(leaf);
             Err(fault("start a process")(error))

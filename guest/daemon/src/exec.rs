@@ -7,11 +7,13 @@ use std::path::Path;
 use space_protocol::messages::{Exec, Variable};
 use space_protocol::{Bytes, Failure, Message};
 
-use crate::sys;
 use crate::users::Account;
+use crate::{sys, terminal};
 
 /// The account that is meant when none is named.
 pub const DEFAULT_USER: &str = "user";
+/// The terminal that is meant when nobody says another.
+const TERM: &[u8] = b"xterm-256color";
 const SHOWN: usize = 200;
 
 /// Bytes of a name as they may stand in a message.
@@ -26,8 +28,8 @@ pub fn shown(bytes: &[u8]) -> String {
 
 /// Refuse a request that could never run; needs no file.
 pub fn check(request: &Exec) -> Result<(), Failure> {
-    if request.pty.is_some() {
-        return Err(Failure::new("unsupported", "this daemon has no terminals"));
+    if request.pty.is_some() && !request.stdin {
+        return Err(Failure::invalid("a process with a terminal needs stdin"));
     }
     let has_nul = |bytes: &Bytes| bytes.0.contains(&0);
     if request.argv.first().is_none_or(|program| program.0.is_empty()) {
@@ -71,9 +73,16 @@ pub fn candidates(program: &[u8], path: &[u8]) -> Vec<Vec<u8>> {
 /// In the child: become the user and the program. Returns only with the reason why that failed.
 pub fn run(request: &Exec, base: &[Variable]) -> Result<Message, Failure> {
     let account = Account::load(request.user.as_deref().unwrap_or(DEFAULT_USER))?;
+    let mut first = account.environment();
+    if request.pty.is_some() {
+        // SAFETY: a child's standard input is open.
+        terminal::take(unsafe { sys::numbered(0) }, account.uid)
+            .map_err(|error| Failure::guest(format!("cannot take the terminal for the process: {error}")))?;
+        first.push((b"TERM".to_vec(), TERM.to_vec()));
+    }
     account.enter()?;
     enter_directory(request.cwd.as_ref(), &account)?;
-    let env = environment(account.environment(), &[base, &request.env]);
+    let env = environment(first, &[base, &request.env]);
     let path = env.iter().find(|(name, _)| name == b"PATH").map_or(&[][..], |(_, value)| value);
     let text = |bytes: &[u8]| CString::new(bytes).map_err(|_| Failure::invalid("a NUL byte in an argument"));
     let argv = request.argv.iter().map(|arg| text(&arg.0)).collect::<Result<Vec<_>, _>>()?;

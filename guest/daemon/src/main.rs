@@ -23,6 +23,7 @@ mod ring;
 mod server;
 mod shutdown;
 mod sys;
+mod terminal;
 mod tree;
 mod users;
 

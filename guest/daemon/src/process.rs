@@ -9,10 +9,10 @@
 //! is read then, so that its output waits in its pipes, and an exit waits to be told to whoever attaches.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use space_protocol::messages::{Kept, Started};
+use space_protocol::messages::{Exec, Kept, Started};
 use space_protocol::{Failure, Message, Mux};
 
 use crate::cgroup::Workloads;
@@ -22,6 +22,7 @@ use crate::job::Outcome;
 use crate::life::Life;
 use crate::retain::Retained;
 use crate::sys::{self, Epoll};
+use crate::terminal;
 
 const REPORT: u64 = 0;
 const INLET: u64 = 1;
@@ -32,6 +33,8 @@ const MOST_WAITING: usize = 1 << 20;
 
 struct Outlet {
     pipe: Option<OwnedFd>,
+    /// Whether it is a terminal's master.
+    terminal: bool,
     ready: bool,
     bytes: u64,
 }
@@ -55,17 +58,18 @@ struct Keep {
 }
 
 impl Process {
-    /// Take charge of a child. keep: the name under which it is kept. now: monotonic.
-    pub fn new(stream: u32, keep: Option<String>, child: Child, timeout: Option<Duration>, now: Duration) -> Self {
+    /// Take charge of a child that the request has started on that stream. now: monotonic.
+    pub fn new(stream: u32, request: &Exec, child: Child, now: Duration) -> Self {
+        let terminal = request.pty.is_some();
         Self {
-            life: Life::new(child.pid, child.leaf, child.report, now, timeout),
+            life: Life::new(child.pid, child.leaf, child.report, now, request.timeout_ms.map(Duration::from_millis)),
             stream: Some(stream),
             greeted: false,
             told: false,
             stalled: false,
-            keep: keep.map(|name| Keep { name, retained: Retained::default() }),
+            keep: request.keep.clone().map(|name| Keep { name, retained: Retained::default() }),
             inlet: Inlet::new(child.inlet),
-            outlets: child.outlets.map(|pipe| Outlet { pipe, ready: false, bytes: 0 }),
+            outlets: child.outlets.map(|pipe| Outlet { pipe, terminal, ready: false, bytes: 0 }),
         }
     }
 
@@ -159,21 +163,35 @@ impl Process {
         Ok(())
     }
 
-    /// No more bytes will come for its standard input.
-    pub fn end_input(&mut self) {
+    /// No more bytes will come for its standard input. A terminal's cannot end: its reader is told so by a character, behind what waits.
+    /// How many bytes that is of what the host is to get credit for.
+    pub fn end_input(&mut self) -> usize {
+        if let Some(character) = self.master().map(terminal::end_of_input) {
+            return 1 - self.inlet.feed(&[character]);
+        }
         self.inlet.end();
+        0
     }
 
-    /// What the host wants besides.
-    pub fn obey(&mut self, message: &Message) -> Result<(), Failure> {
+    /// What the host wants besides. How many bytes of the message are credited later, with what waits.
+    pub fn obey(&mut self, message: &Message) -> Result<usize, Failure> {
         match message {
-            Message::Eof(_) => self.end_input(),
+            Message::Eof(_) => return Ok(self.end_input()),
             Message::Signal(it) if (1..=64).contains(&it.signal) => self.life.signal(it.signal.into(), it.all),
             Message::Signal(it) => return Err(Failure::invalid(format!("there is no signal {}", it.signal))),
-            Message::Resize(_) => return Err(Failure::invalid("the process has no terminal")),
+            Message::Resize(size) => match self.master().map(|master| terminal::resize(master, size)) {
+                Some(Err(error)) => return Err(Failure::guest(format!("cannot resize the terminal: {error}"))),
+                Some(Ok(())) => {}
+                None if self.outlets[0].terminal => {} // it has ended
+                None => return Err(Failure::invalid("the process has no terminal")),
+            },
             _ => return Err(Failure::invalid("a process takes the messages eof, resize and signal only")),
         }
-        Ok(())
+        Ok(0)
+    }
+
+    fn master(&self) -> Option<BorrowedFd<'_>> {
+        self.outlets[0].pipe.as_ref().filter(|_| self.outlets[0].terminal).map(AsFd::as_fd)
     }
 
     /// Move what can be moved, and say what became of it. An exit is told once on each stream.
@@ -274,6 +292,8 @@ impl Outlet {
                 Ok(count @ 1..) => return News::Bytes(count),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return News::None,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Nobody has the terminal open just now, but a process may open it again.
+                Err(error) if self.terminal && error.raw_os_error() == Some(libc::EIO) => return News::None,
                 Ok(0) | Err(_) => return News::End,
             }
         }

@@ -143,7 +143,7 @@ impl Processes {
     pub fn closed(&mut self, stream: u32, workloads: &mut Workloads) -> Result<Option<i32>, Failure> {
         let Some(process) = self.on(stream) else { return Ok(None) };
         match (process.name().is_some(), process.was_told()) {
-            (false, _) => process.end_input(),
+            (false, _) => drop(process.end_input()),
             (true, true) => {
                 let id = self.streams.remove(&stream);
                 return Ok(id.and_then(|id| self.remove(id, workloads)));

@@ -212,8 +212,8 @@ impl Core {
                     Some(process) => Message::decode(bytes).and_then(|message| process.obey(&message)),
                     None => Err(Failure::new("protocol_error", format!("stream {stream} takes no messages"))),
                 };
-                self.mux.consumed(stream, bytes.len());
-                self.unless_refused(stream, heard);
+                self.mux.consumed(stream, bytes.len() - heard.as_ref().unwrap_or(&0));
+                self.unless_refused(stream, heard.map(drop));
             }
             Event::Credit(stream) => {
                 if let Some(process) = self.processes.on(stream) {
@@ -293,7 +293,7 @@ impl Core {
                 Ok(())
             }
             "configure" => self.configure(stream, &decode(request)?),
-            "exec" => self.exec(stream, decode(request)?),
+            "exec" => self.exec(stream, &decode(request)?),
             "attach" => {
                 let Attach { process, stdout, stderr } = decode(request)?;
                 self.processes.attach(stream, &process, [stdout, stderr], &mut self.mux)
@@ -333,13 +333,18 @@ impl Core {
         self.start(stream, Purpose::Configure(request.env.clone()), Way::Pipes, child).map(drop)
     }
 
-    fn exec(&mut self, stream: u32, request: Exec) -> Result<(), Failure> {
-        exec::check(&request)?;
+    fn exec(&mut self, stream: u32, request: &Exec) -> Result<(), Failure> {
+        exec::check(request)?;
         request.keep.as_deref().map_or(Ok(()), |name| self.processes.admit(name))?;
         let base = self.configured()?;
-        let needs = Needs { inlet: request.stdin, outlets: [true; 2] };
-        let child = child::spawn(&self.held, &mut self.workloads, needs, &[], || exec::run(&request, &base))?;
-        let process = process::Process::new(stream, request.keep, child, request.timeout_ms.map(Duration::from_millis), now());
+        let body = || exec::run(request, &base);
+        let child = if let Some(size) = &request.pty {
+            child::spawn_on_terminal(&self.held, &mut self.workloads, size, body)
+        } else {
+            let needs = Needs { inlet: request.stdin, outlets: [true; 2] };
+            child::spawn(&self.held, &mut self.workloads, needs, &[], body)
+        }?;
+        let process = process::Process::new(stream, request, child, now());
         let id = self.token();
         if let Err(error) = process.watch(&self.epoll, id) {
             self.doomed.extend(process.abandon(&mut self.workloads));
@@ -452,8 +457,14 @@ mod tests {
 
     fn core(scratch: &fake::Scratch) -> Core {
         let open = |path: &str| sys::open(path, libc::O_RDONLY).unwrap();
-        let held =
-            Held { proc: open("/proc"), root: open("/"), null: open("/dev/null"), random: open("/dev/null"), disk: open("/dev/null") };
+        let held = Held {
+            proc: open("/proc"),
+            root: open("/"),
+            null: open("/dev/null"),
+            terminals: open("/dev/pts"),
+            random: open("/dev/null"),
+            disk: open("/dev/null"),
+        };
         Core {
             held,
             workloads: fake::workloads(&scratch.0),
