@@ -14,25 +14,28 @@ from space.model.errors import SpaceError
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer."""
+    """A whole answer. bare: the answer to a HEAD, which tells the length of a body that does not come, or none."""
 
     status: int
     body: bytes = b""
     media_type: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
+    bare: bool = False
 
     async def send(self, send: Send) -> None:
         """Send it."""
-        head = {**self.headers, **({} if self.status == 204 else {"Content-Length": str(len(self.body))})}
+        head = dict(self.headers)
+        if self.status not in (204, 304) and not self.bare:
+            head["Content-Length"] = str(len(self.body))
         if self.media_type is not None:
             head["Content-Type"] = self.media_type
         await send({"type": "http.response.start", "status": self.status, "headers": _raw(head)})
         await send({"type": "http.response.body", "body": self.body})
 
 
-def value(answer: Any, status: int = 200) -> Answer:
-    """JSON."""
-    return Answer(status, wire.encode(answer), "application/json")
+def value(answer: Any, status: int = 200, **headers: str) -> Answer:
+    """JSON. headers: further ones, with _ for -."""
+    return Answer(status, wire.encode(answer), "application/json", {name.replace("_", "-"): text for name, text in headers.items()})
 
 
 def nothing() -> Answer:

@@ -7,6 +7,7 @@ What a gate refuses is a problem object. A fault after the head of an answer cut
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -35,7 +36,8 @@ log = logging.getLogger("space.control.http")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 # Two of these would be two opinions of one thing.
 _SINGLE = frozenset(
-    {b"host", b"authorization", b"x-api-key", b"idempotency-key", b"content-type", b"content-length", b"accept", b"x-request-id"}
+    b"host authorization x-api-key idempotency-key content-type content-length accept x-request-id "
+    b"range if-match if-none-match if-range".split()
 )
 _NOWHERE = "(no route)"
 
@@ -64,8 +66,12 @@ class Api:
         self._paths = Paths({path: _Path(path, methods, services, room) for path, methods in paths.items()})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             return
+        socket = scope["type"] == "websocket"
+        if socket:
+            # To the router it is a GET like any other: the same gates, in the same order.
+            scope = {**scope, "type": "http", "method": "GET", "space.socket": True}
         exchange = _Exchange(_chosen_id(scope))
         request_id.set(exchange.request_id)
         logs.sandbox.set("-")
@@ -73,9 +79,15 @@ class Api:
         echo = (b"x-request-id", exchange.request_id.encode())
 
         async def told(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            kind = message["type"]
+            if kind == "http.response.start":
                 exchange.status = message["status"]
                 message["headers"] = [*message.get("headers", []), echo, (b"x-content-type-options", b"nosniff")]
+            elif kind == "websocket.accept":
+                exchange.status = 101
+                message["headers"] = [*message.get("headers", []), echo]
+            if socket and kind.startswith("http."):
+                message["type"] = "websocket." + kind  # ASGI's denial response
             await send(message)
 
         try:
@@ -99,11 +111,16 @@ class Api:
             if error.status >= 500:
                 log.warning("%s: %s (cause: %r)", error.code, error, error.__cause__)
             await answers.problem(error, exchange.request_id).send(send)
+        except asyncio.CancelledError:
+            # Only uvicorn cancels a request: the server stops, and its patience is over.
+            if not exchange.status:
+                await answers.problem(_STOPPING, exchange.request_id).send(send)
         except Exception:
             log.exception("unexpected")
-            if exchange.status:
-                return
-            await answers.problem(unexpected(), exchange.request_id).send(send)
+            if exchange.status == 101:
+                await send({"type": "websocket.close", "code": 1011, "reason": "internal"})
+            elif not exchange.status:
+                await answers.problem(unexpected(), exchange.request_id).send(send)
 
     def _admit(self, scope: Scope) -> None:
         """What is right or wrong before anybody looks at the path."""
@@ -115,7 +132,7 @@ class Api:
             names = Counter(name for name, _ in scope["headers"])
             for name in _SINGLE & names.keys():
                 if names[name] > 1:
-                    raise InvalidArgument(f"header {name.decode()} was given {names[name]} times")
+                    raise InvalidArgument(f"header {name.decode()} was given {names[name]} times", hint="send it once")
         host = head.get(b"host", b"").decode("latin-1")
         if not self._hosts.admit(host, (scope.get("server") or ("", None))[0]):
             raise PermissionDenied(f"this server does not answer for host {host[:80]!r}", hint="the setting allowed_hosts names more")
@@ -168,6 +185,8 @@ class _Path:
         route = self._methods.get(scope["method"])
         if route is None:
             raise MethodNotAllowed(f"{scope['method'][:16]} is not possible on {self._path}", allowed=tuple(sorted(self._methods)))
+        if scope.get("space.socket") and route.socket is None:
+            raise Unsupported(f"{self._path} is no WebSocket", hint="ask without Upgrade")
         exchange.route = route.path
         if (sandbox := parameters.get("id")) is not None:
             logs.sandbox.set(sandbox[:64])
@@ -187,10 +206,13 @@ class _Path:
             return _NOBODY
         key = self._services.keys.authenticate(_given_key(headers), (scope.get("client") or ("?", 0))[0])
         if route.access is Access.ADMIN and key.scope != ADMIN:
-            raise PermissionDenied("this needs a key with scope admin")
+            raise PermissionDenied("this needs a key with scope admin", hint="the server's own key is one; POST /v1/keys mints more")
         return key
 
 
+_STOPPING = Unavailable(
+    "the server is stopping", hint="repeat in a few seconds; a create goes on: repeat it with its Idempotency-Key, or list"
+)
 _NOBODY = Key("", "", "", "", b"", 0)
 
 
@@ -206,18 +228,29 @@ def _given_key(headers: dict[str, str]) -> str | None:
 
 def _query(route: Route, raw: bytes) -> list[tuple[str, str]]:
     try:
-        pairs = parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=100)
-    except ValueError as error:  # also what is not ASCII or not UTF-8
-        raise InvalidArgument(f"the query is not right: {error}") from None
+        pairs = parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="surrogateescape", max_num_fields=100)
+    except ValueError as error:  # also what is not ASCII
+        raise InvalidArgument(f"the query is not right: {error}", hint="percent-encode what is not ASCII") from None
     known = {parameter.name for parameter in route.query}
+    any_bytes = {parameter.name for parameter in route.query if parameter.raw}
     seen: set[str] = set()
-    for name, _ in pairs:
+    for name, value in pairs:
+        if not _is_text(name) or (name not in any_bytes and not _is_text(value)):
+            raise InvalidArgument("the query is not right: a percent escape is no UTF-8", hint="only paths may be any bytes")
         if name in seen:
-            raise InvalidArgument(f"query parameter {name[:64]!r} was given twice")
+            raise InvalidArgument(f"query parameter {name[:64]!r} was given twice", hint="give it once")
         if name not in known and not (route.open_query is not None and name.startswith(route.open_query)):
             raise InvalidArgument(f"unknown query parameter {name[:64]!r}", hint="known: " + (", ".join(sorted(known)) or "none"))
         seen.add(name)
     return pairs
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _chosen_id(scope: Scope) -> str:

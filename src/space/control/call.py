@@ -48,6 +48,11 @@ class Call:
         return next((value for found, value in self.query if found == name), None)
 
     @property
+    def is_socket(self) -> bool:
+        """Whether a WebSocket is asked for."""
+        return bool(self.scope.get("space.socket"))
+
+    @property
     def media_type(self) -> str:
         """Of the body, without parameters."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -105,4 +110,15 @@ def flag(text: str | None, name: str, *, default: bool) -> bool:
         case "0" | "false":
             return False
         case _:
-            raise InvalidArgument(f"{name}: true or false, not {text[:32]!r}")
+            raise InvalidArgument(f"{name}: true or false, not {text[:32]!r}", hint="1 and 0 will do")
+
+
+def number(text: str | None, name: str, *, default: int, least: int, most: int) -> int:
+    """A whole number of the query."""
+    if text is None:
+        return default
+    sign = -1 if text.startswith("-") else 1
+    digits = text.removeprefix("-")
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 19 or not least <= sign * int(digits) <= most:
+        raise InvalidArgument(f"{name}: a whole number from {least} to {most}, not {text[:32]!r}", hint="leave it out for the default")
+    return sign * int(digits)

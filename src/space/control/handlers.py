@@ -7,10 +7,9 @@ import re
 
 import msgspec
 
-from space.control import answers, listing, processes, prometheus, trees, wire
+from space.control import answers, listing, prometheus, trees, wire
 from space.control.answers import Answer
 from space.control.call import Call, flag
-from space.control.processes import ProcessAnswer
 from space.control.services import Services
 from space.control.trees import TreeAnswer
 from space.control.wire import CreateRequest, Health, KeyCreated, KeyList, KeyRequest, MetricsInfo, SandboxList, TemplateInfo, TemplateList
@@ -54,22 +53,16 @@ async def delete_sandbox(call: Call, services: Services) -> Answer:
     return answers.value(await services.sandboxes.get(call.tenant, call.params["id"]), 202)
 
 
-async def run_process(call: Call, services: Services) -> ProcessAnswer:
-    """POST .../processes."""
-    form = processes.checked(call)
-    await services.sandboxes.usable(call.tenant, call.params["id"])
-    request, stdin = await processes.read_request(call)
-    return ProcessAnswer(call, services.link, call.params["id"], request, stdin, form)
-
-
 async def put_tree(call: Call, services: Services) -> Answer:
     """PUT .../tree."""
-    return answers.value(await trees.put(call, services.link, await _tree(call, services)))
+    tree = await _tree(call, services)
+    with services.activity.during(tree.sandbox):
+        return answers.value(await trees.put(call, services.link, tree))
 
 
 async def get_tree(call: Call, services: Services) -> TreeAnswer:
     """GET .../tree."""
-    return TreeAnswer(call, services.link, await _tree(call, services))
+    return TreeAnswer(call, services, await _tree(call, services))
 
 
 async def _tree(call: Call, services: Services) -> Tree:

@@ -17,7 +17,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from space.control import answers, limits
+from space.control import answers, limits, websocket
 from space.model.errors import InvalidArgument, SpaceError, TooLarge, Unavailable
 from space.model.ids import new_request_id
 
@@ -122,8 +122,12 @@ class Protocol(HttpToolsProtocol):
         if self._in_body and self._linger_timer is None and not self.transport.is_closing():
             self._linger_timer = self.loop.call_later(limits.LINGER_SECONDS, self._give_up)
 
+    def _should_upgrade(self) -> bool:
+        # Any other request with these headers is answered as if it had none, which RFC 9110, 7.8 allows.
+        return super()._should_upgrade() and self.parser.get_method() == b"GET" and self.parser.get_http_version() == "1.1"
+
     def send_400_response(self, msg: str) -> None:
-        self._refuse(self._refusal or InvalidArgument("this is not HTTP/1.1"))
+        self._refuse(self._refusal or InvalidArgument("this is not HTTP/1.1", hint="a server with TLS is asked with https://"))
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(limits.HEAD_SECONDS, self._give_up)
@@ -204,7 +208,8 @@ def config(app: Any, *, certificate: str | None = None, key: str | None = None) 
     made = uvicorn.Config(
         app,
         http=Protocol,
-        ws="none",
+        ws=websocket.Protocol,
+        ws_per_message_deflate=False,  # a kilobyte may unpack to a megabyte, and a shell's output gains little
         loop="none",
         lifespan="off",
         log_config=None,

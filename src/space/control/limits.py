@@ -27,6 +27,14 @@ BODY_SECONDS: Final = 60.0
 STALL_SECONDS: Final = 60.0
 # stdin that the guest has not taken yet is kept in memory up to this, then in an unlinked file.
 STDIN_IN_MEMORY: Final = 256 * 1024
+# A message of a WebSocket's client. Larger ones are closed with 1009.
+MAX_MESSAGE: Final = MIB
+# A message may come in many fragments, also empty ones: each is an object here.
+MAX_FRAGMENTS: Final = 4096
+# A WebSocket is pinged this often, and cut when then nothing is heard or taken for as long again.
+PING_SECONDS: Final = 20.0
+# The other side's CLOSE must come within this after ours; then the connection goes.
+CLOSE_SECONDS: Final = 5.0
 
 # After an answer from below the application.
 REFUSED_SECONDS: Final = 2.0
@@ -57,6 +65,8 @@ IDEMPOTENCY_SECONDS: Final = 86_400
 HEARTBEAT_SECONDS: Final = 5.0
 # The guest neither takes nor gives a byte of a tree for this long.
 TREE_STALL_SECONDS: Final = 120.0
+# A change of files in the guest, also of a whole tree.
+FILE_SECONDS: Final = 120.0
 LIST_DEFAULT: Final = 50
 LIST_MAX: Final = 200
 

@@ -133,10 +133,14 @@ class NodeLink:
 
     async def call(self, verb: str, request: Any, answer: type[T], *, seconds: float = limits.CALL_SECONDS) -> T:
         """One request, one message. Unavailable, LinkLost, DeadlineExceeded, or the node's fault."""
+        return _as(answer, verb, await self.ask(verb, request, seconds=seconds))
+
+    async def ask(self, verb: str, request: Any, *, seconds: float = limits.CALL_SECONDS) -> bytes:
+        """As `call`; the message as it came."""
         session = self._session()
         try:
             async with asyncio.timeout(seconds):
-                return await _call(session, verb, request, answer)
+                return await session.call(verb, request)
         except TimeoutError:
             raise DeadlineExceeded(f"{verb} was not answered within {seconds:g} s") from None
         except SpaceError as error:
@@ -167,8 +171,12 @@ class Refused(Exception):
 
 
 async def _call(session: Session, verb: str, request: Any, answer: type[T]) -> T:
+    return _as(answer, verb, await session.call(verb, request))
+
+
+def _as(answer: type[T], verb: str, payload: bytes) -> T:
     try:
-        return msgspec.msgpack.decode(await session.call(verb, request), type=answer)
+        return msgspec.msgpack.decode(payload, type=answer)
     except msgspec.DecodeError as error:
         raise ProtocolError(f"the node answered {verb} with something else: {error}") from None
 

@@ -45,7 +45,7 @@ def document(version: str) -> bytes:
 
 def _types(route: Route) -> list[type]:
     media = [route.body.media] if route.body else []
-    media += [{"exit": reply.exit} for reply in route.replies]
+    media += [{"exit": reply.exit, "lines": reply.lines} for reply in route.replies]
     return [kind for known in [*media, *(reply.media for reply in route.replies)] for kind in known.values() if kind is not None]
 
 
@@ -63,6 +63,8 @@ def _operation(route: Route) -> dict[str, Any]:
         "security": [] if route.access is Access.OPEN else [{"bearer": []}, {"header": []}],
         "x-access": route.access.value,
     }
+    if route.socket is not None:
+        operation["x-websocket"] = route.socket
     if route.body is not None:
         operation["requestBody"] = {"required": route.body.required, "content": _content(route.body.media)}
     return operation
@@ -78,6 +80,8 @@ def _reply(reply: Reply) -> dict[str, Any]:
         described["content"] = _content(reply.media)
     if reply.exit is not None:
         described["x-exit-frame"] = {"$ref": _REF.format(name=reply.exit.__name__)}
+    if reply.lines is not None:
+        described["x-line"] = {"$ref": _REF.format(name=reply.lines.__name__)}
     return described
 
 

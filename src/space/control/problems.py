@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import msgspec
 
-from space.model.errors import Internal, NoCapacity, RateLimited, SpaceError, Unauthenticated, Unavailable, Unsupported
+from space.model.errors import (
+    Conflict,
+    Internal,
+    InvalidArgument,
+    NoCapacity,
+    RateLimited,
+    SpaceError,
+    Unauthenticated,
+    Unavailable,
+    Unsupported,
+)
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -36,6 +46,28 @@ class MethodNotAllowed(Unsupported):
         self.allowed = allowed
 
 
+class UpgradeRequired(Unsupported):
+    """The path is a WebSocket's, and the request asks for none."""
+
+    status, title = 426, "Upgrade required"
+
+
+class PreconditionFailed(Conflict):
+    """If-Match names another state of the thing."""
+
+    status, title = 412, "Precondition failed"
+
+
+class RangeNotSatisfiable(InvalidArgument):
+    """The range begins beyond the end. size: bytes that there are."""
+
+    status, title = 416, "Range not satisfiable"
+
+    def __init__(self, message: str, *, size: int) -> None:
+        super().__init__(message, hint=f"ask for bytes below {size}, or without Range")
+        self.size = size
+
+
 class TooMany(RateLimited):
     """Too many, and when a repeat may work. retry_after: whole seconds."""
 
@@ -49,6 +81,10 @@ def headers(error: SpaceError) -> dict[str, str]:
     match error:
         case MethodNotAllowed():
             return {"Allow": ", ".join(error.allowed)}
+        case UpgradeRequired():
+            return {"Upgrade": "websocket", "Connection": "Upgrade"}
+        case RangeNotSatisfiable():
+            return {"Content-Range": f"bytes */{error.size}"}
         case TooMany():
             return {"Retry-After": str(error.retry_after)}
         case QuotaPassed():

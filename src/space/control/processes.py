@@ -1,96 +1,47 @@
 """POST /v1/sandboxes/{id}/processes: a command, its stdin in the request's body, its life in the answer's (docs/protocol.md, section 4).
 
 A fault before the first sign of the process is an HTTP problem; later it is an error frame. Exactly one exit or error
-frame ends the answer. A client that goes away resets the node's stream, which kills the process and all its children.
+frame ends the answer. A client that goes away resets the node's stream, which kills the process and all its children,
+unless it was asked for with kill_on_disconnect false. Without stream=1 the process runs in the background.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import struct
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol
 
-import msgspec
 from starlette.types import Send
 
-from space.control import limits, problems, wire
+from space.control import answers, limits, wire
+from space.control.answers import Answer
 from space.control.call import Call, ClientGone, flag
-from space.control.link import NodeLink, decoded
+from space.control.forms import Form, Told, form_for
+from space.control.relay import BodyOutlet, caught, relay
+from space.control.services import Services
 from space.control.stdin import Spool
-from space.control.wire_processes import ProcessRequest, check_process
-from space.core.wire.events import Data, Message
+from space.control.wire_processes import ProcessRequest, check_process, process_info
 from space.model import frames
-from space.model.errors import InvalidArgument, ProtocolError, SpaceError, TooLarge, Unsupported
-from space.model.frames import Kind
-from space.model.sandbox import MAX_STDIN, ExitStatus
-from space.rpc.node_api import Exec, Exited, Started
+from space.model.errors import InvalidArgument, SpaceError, TooLarge, Unsupported
+from space.model.ids import new_process_id
+from space.model.sandbox import MAX_STDIN
+from space.rpc.node_api import Exec, ProcessInfo, ProcessTarget, Started, Window
 from space.rpc.stream import Stream
 
-NDJSON = "application/x-ndjson"
 _LENGTH = struct.Struct("<I")
 
 
-class Form(Protocol):
-    """How frames are written."""
-
-    media_type: str
-
-    def told(self, kind: Kind, fields: dict[str, Any]) -> bytes:
-        """A frame with fields."""
-
-    def output(self, kind: Kind, data: bytes, offset: int) -> bytes:
-        """A frame with bytes."""
-
-
-class Binary:
-    """Frames as they are."""
-
-    media_type = frames.MEDIA_TYPE
-
-    def told(self, kind: Kind, fields: dict[str, Any]) -> bytes:
-        return frames.encode(kind, msgspec.json.encode(fields) if kind is not Kind.HEARTBEAT else b"")
-
-    def output(self, kind: Kind, data: bytes, offset: int) -> bytes:
-        return frames.encode(kind, data, offset)
-
-
-class Lines:
-    """One JSON object a line, bytes in base64."""
-
-    media_type = NDJSON
-
-    def told(self, kind: Kind, fields: dict[str, Any]) -> bytes:
-        return msgspec.json.encode({"kind": kind.name.lower(), **fields}) + b"\n"
-
-    def output(self, kind: Kind, data: bytes, offset: int) -> bytes:
-        line = {"kind": kind.name.lower(), "offset": offset, "data_base64": base64.b64encode(data).decode()}
-        return msgspec.json.encode(line) + b"\n"
-
-
-def form_for(accept: str) -> Form:
-    """The first media type that both sides know; Unsupported otherwise."""
-    for part in (accept or "*/*").split(","):
-        match part.partition(";")[0].strip().lower():
-            case frames.MEDIA_TYPE | "*/*" | "application/*":
-                return Binary()
-            case "application/x-ndjson":
-                return Lines()
-            case _:
-                pass
-    raise Unsupported(f"cannot answer as {accept[:80]!r}", hint=f"accept {frames.MEDIA_TYPE} or {NDJSON}")
-
-
-async def read_request(call: Call) -> tuple[ProcessRequest, AsyncIterator[bytes] | None]:
+async def read_request(call: Call, *, attached: bool) -> tuple[ProcessRequest, AsyncIterator[bytes] | None]:
     """The process, and its stdin still to be read (None: there is none)."""
     if call.media_type == frames.PROCESS_MEDIA_TYPE:
+        if not attached:
+            raise Unsupported("a process in the background takes no stdin with its request", hint="send application/json")
         return await _framed(call)
     body = await call.json(limits.MAX_PROCESS_JSON)
     decode = asyncio.to_thread(wire.decode, body, ProcessRequest) if len(body) > limits.DECODE_INLINE else None
-    request = check_process(await decode if decode is not None else wire.decode(body, ProcessRequest))
+    request = check_process(await decode if decode is not None else wire.decode(body, ProcessRequest), attached=attached)
     stdin = request.stdin.encode() if request.stdin is not None else request.stdin_base64
     if stdin is None:
         return request, None
@@ -106,7 +57,9 @@ async def _framed(call: Call) -> tuple[ProcessRequest, AsyncIterator[bytes]]:
     while len(head) < wanted:
         piece = await anext(pieces, None)
         if piece is None:
-            raise InvalidArgument(f"the body ends after {len(head)} bytes, and the process object needs {wanted}")
+            raise InvalidArgument(
+                f"the body ends after {len(head)} bytes, and the process object needs {wanted}", hint="u32 length, the object, then stdin"
+            )
         head += piece
         if wanted == _LENGTH.size and len(head) >= wanted:
             (length,) = _LENGTH.unpack_from(head)
@@ -136,11 +89,41 @@ async def _once(data: bytes) -> AsyncIterator[bytes]:
         yield data
 
 
-def checked(call: Call) -> Form:
-    """The answer's form, when the query is one that this version can do."""
-    if not flag(call.argument("stream"), "stream", default=False):
-        raise InvalidArgument("stream=1 is missing", hint="POST .../processes?stream=1: this version runs attached processes only")
-    return form_for(call.headers.get("accept", ""))
+async def start(call: Call, services: Services) -> Answer | ProcessAnswer:
+    """POST .../processes: attached to this request with stream=1, else in the background."""
+    attached = flag(call.argument("stream"), "stream", default=False)
+    form = form_for(call.headers.get("accept", "")) if attached else None
+    sandbox = call.params["id"]
+    await services.sandboxes.usable(call.tenant, sandbox)
+    request, stdin = await read_request(call, attached=attached)
+    if form is not None:
+        return ProcessAnswer(call, services, wanted(sandbox, request, stdin=stdin is not None, attached=True), stdin, form)
+    asked = wanted(sandbox, request, stdin=False, attached=False)
+    with services.activity.during(sandbox):
+        await services.link.call("exec", asked, Started)
+        info = await services.link.call("process", ProcessTarget(sandbox, asked.process), ProcessInfo)
+    return answers.value(process_info(info), 201, Location=f"/v1/sandboxes/{sandbox}/processes/{asked.process}")
+
+
+def wanted(sandbox: str, asked: ProcessRequest, *, stdin: bool, attached: bool) -> Exec:
+    """What the node is asked for. stdin: whether the request brings some."""
+    pty = None if asked.pty is None else Window(asked.pty.rows, asked.pty.cols)
+    overflow = asked.overflow or ("block" if attached else "drop_oldest")
+    return Exec(
+        sandbox,
+        asked.argv,
+        asked.cwd,
+        asked.env,
+        asked.user,
+        asked.timeout_ms,
+        stdin=stdin or asked.stdin_open or pty is not None,
+        process=new_process_id(),
+        pty=pty,
+        attach=attached,
+        kill_on_disconnect=asked.kill_on_disconnect is not False,
+        overflow=overflow,
+        spool_bytes=asked.spool_bytes or 0,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,25 +131,24 @@ class ProcessAnswer:
     """A process that runs while the answer is sent."""
 
     call: Call
-    link: NodeLink
-    sandbox: str
-    request: ProcessRequest
+    services: Services
+    wanted: Exec
     stdin: AsyncIterator[bytes] | None
     form: Form
 
     async def send(self, send: Send) -> None:
         """Run it. SpaceError only before the head has gone out; ClientGone."""
-        asked = self.request
-        wanted = Exec(self.sandbox, asked.argv, asked.cwd, asked.env, asked.user, asked.timeout_ms, self.stdin is not None)
         spool = Spool()
+        outlet = BodyOutlet(send, self.form.media_type)
         try:
-            async with await self.link.open("exec", wanted) as stream, asyncio.TaskGroup() as group:
-                helpers = [group.create_task(self._feed(stream, spool)), client := group.create_task(_caught(self._take(spool)))]
-                try:
-                    await _Relay(self, stream, client, send).run()
-                finally:
-                    for helper in helpers:
-                        helper.cancel()
+            with self.services.activity.during(self.wanted.sandbox):
+                async with await self.services.link.open("exec", self.wanted) as stream, asyncio.TaskGroup() as group:
+                    helpers = [group.create_task(self._feed(stream, spool)), client := group.create_task(caught(self._take(spool)))]
+                    try:
+                        await relay(stream, Told(self.form), outlet, client, self.call.request_id)
+                    finally:
+                        for helper in helpers:
+                            helper.cancel()
         except BaseExceptionGroup as group_error:
             raise group_error.exceptions[0] from None
         finally:
@@ -178,7 +160,8 @@ class ProcessAnswer:
             async with aclosing(self.stdin):  # type: ignore[type-var]
                 async for piece in self.stdin:
                     spool.write(piece)
-        spool.end()
+        if self.stdin is not None or not self.wanted.stdin:
+            spool.end()
         await self.call.gone()
         raise ClientGone
 
@@ -190,79 +173,3 @@ class ProcessAnswer:
             await stream.close()
         except SpaceError:
             return
-
-
-async def _caught(work: Any) -> BaseException | None:
-    """A helper's fault as a value: in a task group it would cancel the relay, which has a last frame to send."""
-    try:
-        await work
-    except (SpaceError, ClientGone) as error:
-        return error
-    return None
-
-
-class _Relay:
-    """Events of the node's stream to frames of the answer."""
-
-    def __init__(self, answer: ProcessAnswer, stream: Stream, client: asyncio.Task[BaseException | None], send: Send) -> None:
-        self._answer = answer
-        self._form = answer.form
-        self._events = aiter(stream)
-        self._client = client
-        self._send = send
-        self._head_sent = False
-        self._counts = {Kind.STDOUT: 0, Kind.STDERR: 0}
-
-    async def run(self) -> None:
-        try:
-            last = await self._follow()
-        except SpaceError as fault:
-            if not self._head_sent:
-                raise
-            problem = problems.describe(fault, self._answer.call.request_id)
-            last = self._form.told(Kind.ERROR, msgspec.to_builtins(problem))
-        await self._write(last, more=False)
-
-    async def _follow(self) -> bytes:
-        """Every frame but the last, which is returned."""
-        coming = asyncio.ensure_future(anext(self._events, None))
-        try:
-            while True:
-                done, _ = await asyncio.wait({coming, self._client}, timeout=limits.HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                if self._client in done and (error := self._client.result()) is not None:
-                    raise error
-                if coming not in done:
-                    await self._write(self._form.told(Kind.HEARTBEAT, {}))
-                    continue
-                event = coming.result()
-                if event is None:
-                    raise ProtocolError("the node ended the process's stream without saying how the process ended")
-                frame, last = self._frame(event)
-                if last:
-                    return frame
-                await self._write(frame)
-                coming = asyncio.ensure_future(anext(self._events, None))
-        finally:
-            coming.cancel()
-
-    def _frame(self, event: Data | Message) -> tuple[bytes, bool]:
-        if isinstance(event, Data):
-            kind = Kind.STDERR if event.lane else Kind.STDOUT
-            offset = self._counts[kind]
-            self._counts[kind] += len(event.payload)
-            return self._form.output(kind, event.payload, offset), False
-        told = decoded(event, Started | Exited)
-        if isinstance(told, Started):
-            return self._form.told(Kind.START, {"pid": told.pid}), False
-        seen = (self._counts[Kind.STDOUT], self._counts[Kind.STDERR])
-        if seen != (told.stdout_bytes, told.stderr_bytes):
-            raise ProtocolError(f"the process wrote {told.stdout_bytes} and {told.stderr_bytes} bytes, and {seen[0]} and {seen[1]} arrived")
-        status = ExitStatus(told.code, told.signal, told.oom_killed, told.timed_out, told.wall_ms, told.stdout_bytes, told.stderr_bytes)
-        return self._form.told(Kind.EXIT, msgspec.to_builtins(status)), True
-
-    async def _write(self, frame: bytes, *, more: bool = True) -> None:
-        if not self._head_sent:
-            self._head_sent = True
-            headers = [(b"content-type", self._form.media_type.encode()), (b"cache-control", b"no-store")]
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": frame, "more_body": more})

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from starlette.types import Send
 
 from space.control.call import Call
+from space.control.problems import UpgradeRequired
 from space.control.services import Services
 from space.model.errors import (
     Conflict,
@@ -54,6 +55,8 @@ class Query:
     about: str
     schema: dict[str, Any]
     required: bool = False
+    # Its percent escapes may be any bytes: what is no UTF-8 comes as surrogates (PEP 383).
+    raw: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +69,13 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One way to succeed. exit: what the exit frame of a stream of frames carries."""
+    """One way to succeed. exit: what the exit frame of a stream of frames carries. lines: what each line of a stream of lines is."""
 
     status: int
     about: str
     media: Mapping[str, type | None]
     exit: type | None = None
+    lines: type | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,8 @@ class Route:
     body: Body | None = None
     # Names of parameters that begin with this are the caller's own.
     open_query: str | None = None
+    # A WebSocket: what goes over it. Refusals come before the upgrade, as answers.
+    socket: str | None = None
 
     @property
     def refusals(self) -> list[type[SpaceError]]:
@@ -102,6 +108,8 @@ class Route:
             always += [TooLarge, Unsupported, DeadlineExceeded]
         if "{" in self.path:
             always.append(NotFound)
+        if self.socket is not None:
+            always.append(UpgradeRequired)
         return sorted({*always, *self.errors}, key=lambda fault: (fault.status, fault.code))
 
 
@@ -109,4 +117,6 @@ JSON = "application/json"
 TEXT = {"type": "string"}
 SANDBOX = "/v1/sandboxes/{id}"
 GUEST: tuple[type[SpaceError], ...] = (Conflict, Gone, SandboxDied, GuestError, ProtocolError, DeadlineExceeded)
-WHERE = (Query("path", "Absolute, or below the user's home", TEXT, required=True), Query("user", "Guest user; missing: `user`", TEXT))
+NDJSON = "application/x-ndjson"
+USER = Query("user", "Guest user; missing: `user`", TEXT)
+WHERE = (Query("path", "Absolute, or below the user's home", TEXT, required=True), USER)

@@ -6,8 +6,7 @@ authentication and its tenant check.
 
 from __future__ import annotations
 
-from space.control import handlers, prometheus, trees
-from space.control.processes import NDJSON
+from space.control import handlers, prometheus, routes_files, routes_processes, trees
 from space.control.route import GUEST, JSON, SANDBOX, TEXT, WHERE, Access, Body, Query, Reply, Route
 from space.control.wire import (
     CreateRequest,
@@ -20,8 +19,6 @@ from space.control.wire import (
     TemplateList,
     TreeInfo,
 )
-from space.control.wire_processes import ProcessRequest
-from space.model import frames
 from space.model.errors import (
     Conflict,
     DeadlineExceeded,
@@ -32,11 +29,11 @@ from space.model.errors import (
     ProtocolError,
     SandboxDied,
 )
-from space.model.sandbox import ExitStatus, SandboxInfo
+from space.model.sandbox import SandboxInfo
 
 _INFO = {JSON: SandboxInfo}
 
-ROUTES: tuple[Route, ...] = (
+_SANDBOXES: tuple[Route, ...] = (
     Route(
         "POST",
         "/v1/sandboxes",
@@ -85,18 +82,6 @@ ROUTES: tuple[Route, ...] = (
         Access.TENANT,
         handlers.delete_sandbox,
         (Reply(204, "It is gone", {}), Reply(202, "Its end is promised, on the disk; the node has not said yet that it is gone", _INFO)),
-    ),
-    Route(
-        "POST",
-        SANDBOX + "/processes",
-        "run_process",
-        "Run a command, attached to this request: leaving kills it",
-        Access.TENANT,
-        handlers.run_process,
-        (Reply(200, "Its life as frames or lines, ended by one exit or error", {frames.MEDIA_TYPE: None, NDJSON: None}, ExitStatus),),
-        errors=GUEST,
-        query=(Query("stream", "1: this version runs attached processes only", {"type": "boolean"}, required=True),),
-        body=Body({JSON: ProcessRequest, frames.PROCESS_MEDIA_TYPE: None}),
     ),
     Route(
         "PUT",
@@ -227,4 +212,10 @@ ROUTES: tuple[Route, ...] = (
         handlers.openapi_document,
         (Reply(200, "OpenAPI 3.1", {JSON: None}),),
     ),
+)
+
+ROUTES: tuple[Route, ...] = (
+    *_SANDBOXES,
+    *routes_processes.ROUTES,
+    *routes_files.ROUTES,
 )

@@ -8,9 +8,11 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from space.control.wire import check_text, check_user, environment
-from space.model.errors import InvalidArgument
+from space.model.errors import InvalidArgument, NotFound
 from space.model.ids import process_id
 from space.model.process import ProcessInfo
+from space.model.sandbox import ExitStatus
+from space.rpc import node_api
 
 _LEAST_SPOOL = 64 * 1024
 _MOST_SPOOL = 1 << 40
@@ -87,6 +89,32 @@ class PauseFrame(Struct, frozen=True):
     stderr: int
 
 
+def process_info(told: node_api.ProcessInfo) -> ProcessInfo:
+    """The node's words as ours."""
+    ended = told.code is not None or told.signal is not None
+    status = ExitStatus(told.code, told.signal, told.oom_killed, told.timed_out, told.wall_ms or 0, told.stdout_bytes, told.stderr_bytes)
+    return ProcessInfo(
+        id=told.process,
+        sandbox=told.sandbox,
+        pid=told.pid,
+        argv=told.argv,
+        cwd=told.cwd,
+        user=told.user,
+        pty=told.pty,
+        state=told.state,
+        started_at=told.started_us / 1e6,
+        ended_at=None if told.ended_us is None else told.ended_us / 1e6,
+        stdout_bytes=told.stdout_bytes,
+        stderr_bytes=told.stderr_bytes,
+        stdout_first=told.stdout_first,
+        stderr_first=told.stderr_first,
+        stdin=told.stdin,
+        stdin_bytes=told.stdin_bytes,
+        exit=status if ended else None,
+        reason=told.reason,
+    )
+
+
 def check_process(request: ProcessRequest, *, attached: bool = True) -> ProcessRequest:
     """The request, when a kernel could take it; InvalidArgument names the field."""
     for index, argument in enumerate(request.argv):
@@ -111,12 +139,12 @@ def check_process(request: ProcessRequest, *, attached: bool = True) -> ProcessR
     return request
 
 
-def check_process_id(text: str) -> str | None:
-    """A process id, or None when it cannot be one."""
+def check_process_id(text: str) -> str:
+    """A process's id; NotFound when it cannot be one."""
     try:
         return process_id(text)
     except ValueError:
-        return None
+        raise NotFound(f"there is no process {text[:64]!r}", hint="GET .../processes lists the sandbox's") from None
 
 
 def signal_number(given: int | str) -> int:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from space.rpc.link import Link, PipeEnd
 
 Buffer = bytes | bytearray | memoryview
+# TCP has two directions that end apart; of every other verb the end of the answer is the end of the stream.
+_TWO_ENDS = frozenset({"connect"})
 
 
 class Gate:
@@ -166,7 +168,7 @@ class Stream:
         """The next piece (`payload` has its bytes); the end when the peer closed. One consumer at a time.
 
         Raises the error of the peer's reset, or of the session's end. On a stream that we opened cancellation resets it, and the end
-        closes our side as well: no verb takes anything after its answer.
+        closes our side as well: no verb but `connect` takes anything after its answer.
         """
         while True:
             event = self._inbox.take(self.number)
@@ -176,7 +178,7 @@ class Stream:
                     self._link.write(0, credit)
                 return event
             if self._ended:  # before the failure: what came is whole
-                if self._mine:
+                if self._mine and self.verb not in _TWO_ENDS:
                     self.close_now()
                 raise StopAsyncIteration
             if self._failure:
@@ -198,7 +200,7 @@ class Stream:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, SpaceError):
             self.reset_now(error.code, error.message)
-        elif error is not None or not self._ended:
+        elif error is not None or not self._ended or (self.verb in _TWO_ENDS and not self._closed):
             self.reset_now("unavailable", "the other side left")
         elif self._mine:
             self.close_now()

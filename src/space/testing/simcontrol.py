@@ -34,6 +34,7 @@ class World:
     settings: Settings
     node: SimNode
     services: Services | None = None
+    web: http.Server | None = None
     port: int = 0
     client: httpx.AsyncClient = field(default_factory=lambda: httpx.AsyncClient(trust_env=False, verify=False))
 
@@ -91,7 +92,7 @@ async def controlled(world: World) -> AsyncIterator[World]:
     listener = socket.create_server(("127.0.0.1", 0))
     async with server.compose(world.instance, world.settings) as services:
         following = asyncio.create_task(services.link.run())
-        web = http.Server(http.config(Api(services)))
+        web = world.web = http.Server(http.config(Api(services)))
         web.on_stop = services.stopping
         serving = asyncio.create_task(web.serve(sockets=[listener]))
         world.services, world.port = services, listener.getsockname()[1]

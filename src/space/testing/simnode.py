@@ -4,8 +4,8 @@
         node.refuse_create = NoCapacity("full")     # the next creates are refused
         node.cut()                                  # every session ends now
 
-Processes: `echo WORD...`, `cat`, `exit N` (or `false`, `true`), `sleep SECONDS`, `spam BYTES`, `die` (the sandbox ends in the
-middle). Trees are kept as the tar streams that were put. What it holds survives `stop` and `start`, as a node's does.
+Its programs are in `simprocesses`, its files and ports in `simfiles`. Trees are kept as the tar streams that were put. What it holds
+survives `stop` and `start`, as a node's does.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from typing import Self
 import msgspec
 
 from space.core.wire.events import NODE
-from space.model.errors import NotFound, PermissionDenied, SandboxDied, SpaceError, Unsupported
+from space.model.errors import Conflict, NotFound, PermissionDenied, SandboxDied, SpaceError, Unsupported
+from space.model.ids import new_process_id
 from space.model.isolation import EMULATED
 from space.rpc import node_api as api
 from space.rpc.session import Data, Served, Stream
-
-_PIECE = 64 * 1024
+from space.testing import simfiles, simprocesses
+from space.testing.simfiles import SimFiles
+from space.testing.simprocesses import SimProcess
 
 
 @dataclass(slots=True)
@@ -39,6 +41,7 @@ class SimSandbox:
     revision: int = 1
     trees: dict[str, bytes] = field(default_factory=dict)
     running: set[asyncio.Task[None]] = field(default_factory=set)
+    files: SimFiles = field(default_factory=SimFiles)
 
 
 class SimNode:
@@ -59,6 +62,8 @@ class SimNode:
         self.hold_delete: asyncio.Event | None = None
         self.lie_about_trees = False
         self.break_tree_after: int | None = None  # a download is reset after so many bytes
+        self.processes: dict[str, dict[str, SimProcess]] = {}  # by sandbox, also of those that are gone
+        self._pid = 4241
         self._revision = 0
         self._watchers: set[asyncio.Queue[api.SandboxState]] = set()
         self._sessions: set[Served] = set()
@@ -75,6 +80,13 @@ class SimNode:
             "noop": self._noop,
             "metrics": self._metrics,
             "exec": self._exec,
+            "attach": self._attach,
+            "input": self._input,
+            "processes": self._processes,
+            "process": self._one_process,
+            "forget": self._forget,
+            "history": self._history,
+            **{verb: self._forward(verb) for verb in simfiles.verbs() if verb != "watch"},
             "tree_put": self._tree_put,
             "tree_get": self._tree_get,
         }
@@ -112,10 +124,12 @@ class SimNode:
 
     def lose(self, sandbox: str, reason: str = "its VM ended") -> None:
         """The sandbox dies: its processes' streams end with sandbox_died, its phase is failed."""
-        there = self.sandboxes[sandbox]
-        for task in there.running:
-            task.cancel()
-        self._move(there, "failed", reason)
+        self._end_processes(sandbox, reason)
+        self._move(self.sandboxes[sandbox], "failed", reason)
+
+    def _end_processes(self, sandbox: str, reason: str) -> None:
+        for process in self.processes.get(sandbox, {}).values():
+            process.end(reason=reason)
 
     # -- sessions ---------------------------------------------------------------------------------------------------------
 
@@ -171,7 +185,11 @@ class SimNode:
     async def _list(self, stream: Stream, _: bytes) -> None:
         await stream.send_message(api.SandboxList([self._state(there, there.phase) for there in self.sandboxes.values()]))
 
-    async def _watch(self, stream: Stream, _: bytes) -> None:
+    async def _watch(self, stream: Stream, request: bytes) -> None:
+        """Of the node's sandboxes; of files when the request names a sandbox."""
+        if request != msgspec.msgpack.encode(api.Empty()):
+            await self._forward("watch")(stream, request)
+            return
         queue: asyncio.Queue[api.SandboxState] = asyncio.Queue()
         for there in self.sandboxes.values():
             queue.put_nowait(self._state(there, there.phase))
@@ -213,8 +231,7 @@ class SimNode:
             await stream.send_message(api.SandboxState(asked.sandbox, "", asked.generation, "gone", 0, self.isolation))
             return
         self.deleted.append(asked.sandbox)
-        for task in there.running:
-            task.cancel()
+        self._end_processes(asked.sandbox, "it was deleted")
         await stream.send_message(self._move(there, "gone"))
 
     async def _pause(self, stream: Stream, request: bytes) -> None:
@@ -238,60 +255,96 @@ class SimNode:
     async def _exec(self, stream: Stream, request: bytes) -> None:
         asked = msgspec.msgpack.decode(request, type=api.Exec)
         there = self._find(asked.sandbox)
-        program = getattr(self, "_run_" + asked.argv[0].rpartition("/")[2], None)
-        if program is None:
-            raise NotFound(f"there is no program {asked.argv[0]!r} in the sandbox")
-        await stream.send_message(api.Started(4242))
-        task = asyncio.ensure_future(program(stream, asked))
-        there.running.add(task)
+        kept = self.processes.setdefault(asked.sandbox, {})
+        if not asked.process:
+            asked = msgspec.structs.replace(asked, process=new_process_id())
+        if asked.process in kept:
+            raise Conflict(f"process {asked.process} is there already")
+        simprocesses.check(asked)
+        self._pid += 1
+        process = kept[asked.process] = SimProcess(asked, self._pid)
+        await stream.send_message(api.Started(process.pid, asked.process))
+        process.task = asyncio.create_task(self._live(process, there))
+        there.running.add(process.task)
+        if asked.attach:
+            await self._attached(stream, process, [0, 0], kill=asked.kill_on_disconnect)
+
+    async def _live(self, process: SimProcess, there: SimSandbox) -> None:
         try:
-            await asyncio.wait({task})
+            await simprocesses.run(process, lambda: self.lose(process.asked.sandbox))
+        finally:
+            there.running.discard(process.task)
+
+    async def _attached(
+        self, stream: Stream, process: SimProcess, at: list[int], *, kill: bool, follow: bool = True, eof_at_close: bool = True
+    ) -> None:
+        taking = asyncio.create_task(process.take(stream, eof_at_close=eof_at_close))
+        try:
+            await process.relay(stream, at, follow=follow)
         except asyncio.CancelledError:
-            self.killed += 1
+            if kill and process.state == "running":
+                self.killed += 1
+                process.end(signal=9)
             raise
         finally:
-            there.running.discard(task)
-            task.cancel()
-        if task.cancelled():
-            raise SandboxDied(f"sandbox {asked.sandbox} ended during the command")
-        code, out, err = task.result()
-        await stream.send_message(api.Exited(code, None, False, False, out, err, 1))
+            taking.cancel()
+            await asyncio.gather(taking, return_exceptions=True)
 
-    async def _run_echo(self, stream: Stream, asked: api.Exec) -> tuple[int, int, int]:
-        line = (" ".join(asked.argv[1:]) + "\n").encode()
-        await stream.send(line)
-        return 0, len(line), 0
+    async def _attach(self, stream: Stream, request: bytes) -> None:
+        asked = msgspec.msgpack.decode(request, type=api.Attach)
+        process = self._process(asked.sandbox, asked.process)
+        at = process.offsets(asked)
+        await stream.send_message(api.Attached(process.info(), *at))
+        if asked.input:
+            await self._attached(stream, process, at, kill=asked.kill_on_disconnect, eof_at_close=False)
+        else:
+            await process.relay(stream, at, follow=asked.follow)
 
-    async def _run_cat(self, stream: Stream, _: api.Exec) -> tuple[int, int, int]:
-        total = 0
-        async for event in stream:
-            if isinstance(event, Data):
-                await stream.send(event.payload)
-                total += len(event.payload)
-        return 0, total, 0
+    async def _input(self, stream: Stream, request: bytes) -> None:
+        asked = msgspec.msgpack.decode(request, type=api.ProcessTarget)
+        process = self._process(asked.sandbox, asked.process)
+        if process.state != "running":
+            raise Conflict(f"process {asked.process} has ended")
+        await process.take(stream, eof_at_close=False)
+        await stream.send_message(api.InputDone(process.stdin_bytes))
 
-    async def _run_exit(self, stream: Stream, asked: api.Exec) -> tuple[int, int, int]:
-        await stream.send(b"bye\n", 1)
-        return int(asked.argv[1]), 0, 4
+    async def _processes(self, stream: Stream, request: bytes) -> None:
+        asked = msgspec.msgpack.decode(request, type=api.Target)
+        found = list(self.processes.get(asked.sandbox, {}).values())
+        for at in range(0, len(found), 2):  # more than one message, as many processes make
+            await stream.send_message(api.ProcessList([one.info() for one in found[at : at + 2]]))
 
-    async def _run_sleep(self, _: Stream, asked: api.Exec) -> tuple[int, int, int]:
-        await asyncio.sleep(float(asked.argv[1]))
-        return 0, 0, 0
+    async def _one_process(self, stream: Stream, request: bytes) -> None:
+        asked = msgspec.msgpack.decode(request, type=api.ProcessTarget)
+        await stream.send_message(self._process(asked.sandbox, asked.process).info())
 
-    async def _run_spam(self, stream: Stream, asked: api.Exec) -> tuple[int, int, int]:
-        size = int(asked.argv[1])
-        for at in range(0, size, _PIECE):
-            await stream.send(b"x" * min(_PIECE, size - at))
-        return 0, size, 0
+    async def _forget(self, stream: Stream, request: bytes) -> None:
+        asked = msgspec.msgpack.decode(request, type=api.ProcessTarget)
+        process = self.processes.get(asked.sandbox, {}).pop(asked.process, None)
+        if process is not None:
+            process.end(signal=9)
+        await stream.send_message(api.Done())
 
-    async def _run_lie(self, stream: Stream, _: api.Exec) -> tuple[int, int, int]:
-        await stream.send(b"four")
-        return 0, 5, 0
+    def _process(self, sandbox: str, process: str) -> SimProcess:
+        found = self.processes.get(sandbox, {}).get(process)
+        if found is None:
+            raise NotFound(f"sandbox {sandbox} has no process {process}")
+        return found
 
-    async def _run_die(self, stream: Stream, asked: api.Exec) -> tuple[int, int, int]:
-        await stream.send(b"half of the out")
-        self.lose(asked.sandbox)
-        return await asyncio.Future()
+    async def _history(self, stream: Stream, request: bytes) -> None:
+        asked = msgspec.msgpack.decode(request, type=api.History)
+        self._find(asked.sandbox)
+        samples = [api.Sample(at * 10_000_000, 512 << 20, 400 << 20, at, at, 2 << 30, 1 << 30, 7, 90 << 20, 20) for at in (1, 2, 3)]
+        await stream.send_message(api.MetricsHistory(10_000, [one for one in samples if one.at_us > asked.since_us]))
+
+    # -- files ------------------------------------------------------------------------------------------------------------
+
+    def _forward(self, verb: str) -> Callable[[Stream, bytes], Awaitable[None]]:
+        async def run(stream: Stream, request: bytes) -> None:
+            asked = msgspec.msgpack.decode(request, type=api.Forward)
+            await self._find(asked.sandbox).files.run(stream, verb, asked.request)
+
+        return run
 
     # -- trees ------------------------------------------------------------------------------------------------------------
 

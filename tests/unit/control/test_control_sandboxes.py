@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from space.control import limits, wire_processes
+from space.control import limits
 from space.control.records import Record
+from space.control.wire_processes import ProcessRequest, check_process
 from space.model.errors import InvalidArgument, NoCapacity
 from space.node.guest import environment_fits
 from space.testing.simcontrol import World, controlled, dialogue, until
@@ -134,7 +135,7 @@ async def test_an_environment_that_no_guest_takes_is_refused_before_anything_is_
 @pytest.mark.parametrize("env", [{"A": "ü" * 30_000}, {f"V{n}": "x" * n for n in range(310)}, {f"V{n}": "" for n in range(4000)}, {}])
 def test_an_environment_that_control_admits_fits_the_node(env: dict[str, str]) -> None:
     try:
-        wire_processes.check_process(wire_processes.ProcessRequest(["true"], env=env))
+        check_process(ProcessRequest(["true"], env=env))
     except InvalidArgument:
         pytest.fail("chosen to be admitted")
     environment_fits(env)
