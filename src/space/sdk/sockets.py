@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
+import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ MAX_MESSAGE = 4 << 20
 QUEUED = 16  # messages that wait for the reader; then the server is held back
 WRITE_LIMIT = 256 << 10
 PIECE = 64 << 10  # bytes of one message that we send: small enough that a signal or a resize does not wait long behind it
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: nothing is waited for, the other side gets RST
 SUBPROTOCOL = "space.frames.v1"
 
 # The library logs failures that are raised as well; a program's own log need not hold them twice.

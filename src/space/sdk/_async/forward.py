@@ -9,13 +9,14 @@ the other. A local connection whose way to the guest fails is reset, as the kern
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 from space.model.errors import Conflict, InvalidArgument, SpaceError
-from space.sdk.sockets import PIECE, address_fault
+from space.sdk.sockets import PIECE, RESET_ON_CLOSE, address_fault
 
 from .ports import AsyncConnection
 
@@ -77,9 +78,9 @@ class AsyncForward:
                 group.create_task(_inward(connection, writer), name="forward from the guest")
         except* SpaceError as faults:
             self._failed(faults.exceptions[0])
-            writer.transport.abort()
+            _reset(writer)
         except* OSError:
-            writer.transport.abort()
+            _reset(writer)
         finally:
             writer.close()
             with suppress(OSError):
@@ -89,6 +90,13 @@ class AsyncForward:
         if isinstance(fault, SpaceError):
             del self.failures[:-15]
             self.failures.append(fault)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Close it so that the other side sees a connection that broke, not one that ended."""
+    with suppress(OSError):
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+    writer.transport.abort()
 
 
 async def _outward(reader: asyncio.StreamReader, connection: AsyncConnection) -> None:

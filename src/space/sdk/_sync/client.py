@@ -266,7 +266,10 @@ class Client:
         """
         timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS, read=seconds)
         url = f"{path}?{query(params)}" if params else path
-        request = self._http.build_request(method, self._url(url), json=json, content=content, headers=headers, timeout=timeout)
+        if json is not None:
+            # Its escapes carry names that are no UTF-8; httpx would write them as they are, and fail.
+            content, headers = jsonlib.dumps(json).encode(), {**(headers or {}), "content-type": "application/json"}
+        request = self._http.build_request(method, self._url(url), content=content, headers=headers, timeout=timeout)
         with _ours(self.endpoint.url, seconds):
             response = self._send(request)
         try:

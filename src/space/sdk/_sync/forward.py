@@ -9,7 +9,6 @@ side does not take is not read from the other. A local connection whose way to t
 from __future__ import annotations
 
 import socket
-import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,12 +16,11 @@ from types import TracebackType
 from typing import Self
 
 from space.model.errors import Conflict, InvalidArgument, SpaceError
-from space.sdk.sockets import PIECE, address_fault
+from space.sdk.sockets import PIECE, RESET_ON_CLOSE, address_fault
 
 from .ports import Connection
 
 BACKLOG = 128
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Forward:
@@ -138,7 +136,7 @@ class Forward:
             del self.failures[:-15]
             self.failures.append(fault)
         with suppress(OSError):
-            local.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            local.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
 
 
 def _inward(connection: Connection, local: socket.socket) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from space.model.errors import Conflict, InvalidArgument, NotFound
 
 HOME = "/home/user"
+_THERE = frozenset({"/", "/etc", "/home", HOME, "/opt", "/root", "/srv", "/tmp", "/usr", "/var"})  # noqa: S108  # names, not places
 HEARTBEAT_SECONDS = 5.0
 _MAX_LINKS = 40
 
@@ -44,7 +45,7 @@ class MockFiles:
         if path in self.files:
             return "file"
         known = (*self.files, *self.members)
-        if path in ("/", HOME) or (member is not None and member.isdir()) or any(other.startswith(f"{path}/") for other in known):
+        if path in _THERE or (member is not None and member.isdir()) or any(other.startswith(f"{path}/") for other in known):
             return "directory"
         return None
 
@@ -188,13 +189,12 @@ class MockFiles:
     def _parent(self, path: str, *, make: bool) -> None:
         parent = self.followed(posixpath.dirname(path))
         kind = self.kind(parent)
-        # A sandbox of the mock has every directory of a Linux system that is one level deep.
-        if kind is None and parent.count("/") > 1:
+        if kind is None:
             if not make:
                 raise NotFound(f"there is no {parent} in the sandbox", hint="parents makes it")
             self._parent(parent, make=True)
             self._directory(parent, 0o755)
-        elif kind not in (None, "directory"):
+        elif kind != "directory":
             raise Conflict(f"{parent} is a {kind}, no directory")
 
     def _directory(self, path: str, mode: int) -> None:

@@ -173,7 +173,7 @@ def _port(connection: ServerConnection, service: Service) -> None:
     ours, theirs = socket.socketpair()
 
     def serve() -> None:
-        with theirs:
+        with theirs, suppress(ConnectionError):
             service(theirs)
 
     def inward() -> None:
