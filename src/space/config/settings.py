@@ -62,11 +62,22 @@ class Settings:
     log_format: str = "text"
     # What a serve that is told to stop does with sandboxes: `keep` leaves them running for the next serve, `delete` ends them all.
     on_stop: str = "keep"
+    # A process's output waits on the node's disk for who reads it later; beyond these the oldest is dropped, or the process waits.
+    spool_mib_per_process: int = 16
+    # Of all processes of a sandbox, ended ones included: what one tenant's sandbox can take of the disk.
+    spool_mib_per_sandbox: int = 256
+    # So long after its end a sandbox's processes and their output can be asked for. 0: not at all.
+    retention_seconds: int = 3600
+    # Each running sandbox's figures are taken that often, for their history; 0: never. Each costs the guest some milliseconds.
+    metrics_interval_seconds: int = 30
 
 
 DEFAULT = "default"
 FLAGS = "--set"
 _SOURCES = "sources"
+_AT_LEAST_1 = (
+    "max_sandboxes", "max_ttl_seconds", "events_days", "events_per_tenant", "audit_days", "spool_mib_per_process", "spool_mib_per_sandbox"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +224,7 @@ def _checked(settings: Settings) -> Settings:
             raise InvalidArgument(f"setting {key} is {' or '.join(known)}, not {getattr(settings, key)!r}")
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         raise InvalidArgument("settings tls_certificate and tls_key belong together: one of them is missing")
-    for key in ("max_sandboxes", "max_ttl_seconds", "events_days", "events_per_tenant", "audit_days"):
+    for key in _AT_LEAST_1:
         if getattr(settings, key) < 1:
             raise InvalidArgument(f"setting {key} is at least 1, not {getattr(settings, key)}")
     for key in ("tenant_sandboxes", "tenant_cpus", "tenant_memory_mib", "tenant_disk_mib", "tenant_requests_per_second"):
@@ -224,4 +235,12 @@ def _checked(settings: Settings) -> Settings:
             ip_network(network)
         except ValueError as error:
             raise InvalidArgument(f"setting webhook_networks: {error}", hint='networks look like "10.1.0.0/16"') from None
+    for key in ("retention_seconds", "metrics_interval_seconds"):
+        if getattr(settings, key) < 0:
+            raise InvalidArgument(f"setting {key} is at least 0, not {getattr(settings, key)}")
+    if settings.spool_mib_per_process > settings.spool_mib_per_sandbox:
+        raise InvalidArgument(
+            f"setting spool_mib_per_process ({settings.spool_mib_per_process}) is more than all processes of a sandbox together "
+            f"have: spool_mib_per_sandbox ({settings.spool_mib_per_sandbox})"
+        )
     return settings

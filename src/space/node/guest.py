@@ -9,12 +9,12 @@ import asyncio
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import msgspec
 
 from space.core.wire import guest as wire
-from space.model.errors import DeadlineExceeded, InvalidArgument, ProtocolError, SpaceError, TooLarge
+from space.model.errors import DeadlineExceeded, InvalidArgument, NotFound, ProtocolError, SpaceError, TooLarge
 from space.model.sandbox import MAX_ARGUMENTS as _MOST_REQUEST
 from space.node import limits
 from space.node.vmm.seam import Pipe
@@ -22,6 +22,10 @@ from space.rpc import node_api as api
 from space.rpc.session import Session, Stream
 
 _ENTROPY = 64
+_EMPTY = wire.Empty()
+_ON_BULK = frozenset({"file_list", "file_read", "file_write", "connect"})
+# Verbs of which the host sends more than the request.
+FED = frozenset({"file_write", "connect"})
 
 
 class Guest:
@@ -71,10 +75,22 @@ class Guest:
         with self.held_to_protocol():
             return wire.expect(wire.Metrics, await self._answer("metrics"))
 
+    async def processes(self) -> list[wire.Kept]:
+        """Every process that it keeps."""
+        with self.held_to_protocol():
+            return wire.expect(wire.Processes, await self._answer("processes")).processes
+
+    async def forget(self, process: str) -> None:
+        """Kill what is left of a kept process and drop its output; idempotent."""
+        with self.held_to_protocol(), suppress(NotFound):
+            wire.expect(wire.Done, await self._answer("forget", wire.Process(process)))
+
     # -- streams -------------------------------------------------------------------------------------------------
 
-    async def open_exec(self, asked: api.Exec) -> Stream:
-        """The stream of a new process."""
+    async def open_exec(self, asked: api.Exec, *, keep: str) -> Stream:
+        """The stream of a new process, which outlives it under the name `keep` until the host closes the stream, after the guest."""
+        if not asked.argv:
+            raise InvalidArgument("argv is empty: it begins with the program")
         request = wire.Exec(
             argv=[_bytes(word, "argv") for word in asked.argv],
             cwd=None if asked.cwd is None else _bytes(asked.cwd, "cwd"),
@@ -82,13 +98,29 @@ class Guest:
             user=asked.user,
             timeout_ms=asked.timeout_ms,
             stdin=asked.stdin,
+            pty=None if asked.pty is None else wire.Window(asked.pty.rows, asked.pty.cols),
+            keep=keep,
         )
-        if not asked.argv:
-            raise InvalidArgument("argv is empty: it begins with the program")
-        size = len(msgspec.msgpack.encode(request))
-        if size > _MOST_REQUEST:
-            raise TooLarge(f"argv and environment have {size} bytes, at most {_MOST_REQUEST} fit", hint="send it as a file, or by stdin")
-        return await self._session.open("exec", request, finish=not asked.stdin)
+        payload = msgspec.msgpack.encode(request)
+        if len(payload) > _MOST_REQUEST:
+            raise TooLarge(
+                f"argv and environment have {len(payload)} bytes, at most {_MOST_REQUEST} fit", hint="send it as a file, or by stdin"
+            )
+        return await self._session.open("exec", payload, hold=True)
+
+    async def open_attach(self, process: str, stdout: int, stderr: int) -> Stream:
+        """The stream of a kept process, its output from these offsets on."""
+        return await self._session.open("attach", wire.Attach(process, stdout, stderr), hold=True)
+
+    async def open_forwarded(self, verb: str, request: bytes) -> Stream:
+        """The stream of a verb whose request is passed on as it is; InvalidArgument when it is not one of the guest's."""
+        try:
+            wire.decode_request(wire.REQUESTS[verb], request)
+        except ProtocolError as error:
+            raise InvalidArgument(error.message) from None
+        if len(request) > _MOST_REQUEST:
+            raise TooLarge(f"the request has {len(request)} bytes, at most {_MOST_REQUEST} fit")
+        return await self._session.open(verb, request, bulk=verb in _ON_BULK, finish=verb not in FED)
 
     async def open_tree(self, verb: str, asked: api.Tree) -> Stream:
         """The stream of a tree, in (`tree_put`) or out (`tree_get`)."""
@@ -103,10 +135,10 @@ class Guest:
             self._session.die(error)
             raise
 
-    async def _answer(self, verb: str) -> bytes:
+    async def _answer(self, verb: str, request: msgspec.Struct = _EMPTY) -> bytes:
         try:
             async with asyncio.timeout(limits.ANSWER):
-                return await self._session.call(verb, wire.Empty())
+                return await self._session.call(verb, request)
         except TimeoutError:
             raise DeadlineExceeded(f"the guest did not answer {verb} within {limits.ANSWER:.0f} s") from None
 

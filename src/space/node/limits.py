@@ -38,3 +38,13 @@ SERIAL_RING = 64 * 1024  # bytes of a guest's console that are kept
 SERIAL_RATE = 256 * 1024  # bytes a second that are read of it; a guest that floods its console waits for itself
 QMP_LINE = 64 * 1024  # bytes; QEMU's longest line in our use (the greeting) is below 1 KiB
 QMP_RATE = 100  # lines a second that are looked at; a VMM that floods its monitor waits for itself
+
+PROCESSES = 700  # that run at once in a sandbox: each holds a stream of the guest's session, which has 1,024
+ENDED = 1000  # ended processes of a sandbox that are kept
+UNWRITTEN = 32 * 1024  # bytes of output of an attached run that are in memory alone: most commands write less
+MIN_SPOOL = 64 * 1024  # bytes; the least that a process may ask for: one piece of output must fit
+# A spool that the disk does not take is tried again: the process waits meanwhile.
+DISK_PAUSE_FIRST = 0.1
+DISK_PAUSE_LAST = 5.0
+RETIRED_BYTES = 2 << 30  # spools of all sandboxes that are gone; the oldest go first, so that many short lives do not fill the disk
+HISTORY = 480  # samples of a sandbox's figures: four hours of one each half minute

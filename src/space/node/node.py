@@ -164,6 +164,7 @@ class Node:
 
     async def recover(self) -> None:
         """Adopt what runs, and undo what an earlier node left half done. Returns when adoptions are through; releases may go on."""
+        self.around.archive.load()
         records = {record.sandbox: _as_left(record) for record in self.around.ledger.records()}
         found = await self.around.rootd.describe()
         rows = [
@@ -193,6 +194,7 @@ class Node:
         for sandbox in adopting:
             await sandbox.opened()
         self._drop_rows_of_nobody(records)
+        self.around.archive.retire_strangers(set(self._sandboxes))
 
     def _drop_rows_of_nobody(self, records: dict[str, Record]) -> None:
         for holding in self.around.ledger.holdings():
@@ -216,6 +218,8 @@ class Node:
             await asyncio.wait({asyncio.ensure_future(sandbox.delete()) for sandbox in half}, timeout=seconds)
         await asyncio.wait({asyncio.ensure_future(self.around.slots.drain())}, timeout=seconds)
         self.around.releases.give_up()
+        self.around.history.stop()
+        self.around.archive.stop()
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name="recovery")

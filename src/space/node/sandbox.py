@@ -31,14 +31,14 @@ from space.node.guest import Guest
 from space.node.ledger import Holding, Kind, Record
 from space.node.shield import ended
 from space.node.stages import DEADLINES, Stage
+from space.node.steps import answer_letter, settle, unless_asked, while_alive
 from space.node.surroundings import Surroundings
 from space.node.vmm.console import last_lines
 from space.node.vmm.seam import Machine, MachinePlan
-from space.rpc.node_api import SandboxState
+from space.rpc.node_api import Metrics, SandboxState
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-_BROKEN = (SandboxDied, ProtocolError)
 # A create that the ledger does not know is given up. Every other transition has happened already, whatever the ledger can take.
 _WRITTEN_FIRST = (Request.BEGIN, Request.READY)
 
@@ -53,6 +53,8 @@ class Sandbox:
         self._undo = AsyncExitStack()
         self._machine: Machine | None = None
         self._guest: Guest | None = None
+        self.processes = around.archive.of(record.sandbox)
+        self.processes.watch_levels(self._publish)
         self.fault: SpaceError | None = None  # what it failed of, where that is no mistake of ours
         self._slot: int | None = None
         self._was_running = False
@@ -165,6 +167,13 @@ class Sandbox:
             return Gone(f"sandbox {sandbox} was deleted during the call")
         return SandboxDied(f"sandbox {sandbox} ended during the call: {self.record.reason or 'its channel broke'}", hint="create another")
 
+    async def metrics(self) -> Metrics:
+        """Its figures: the guest's, and what its VMM uses of the host."""
+        said = await self.guest().metrics()
+        usage = await self._around.rootd.usage(self.op.sandbox, self.op.generation)
+        fields = msgspec.structs.asdict(said)
+        return Metrics(**fields, host_memory_bytes=usage.memory_bytes, host_cpu_ms=usage.cpu_usec // 1000)
+
     def when_opened(self, call: Callable[[], object]) -> None:
         """Call it (soon) after its opening is over."""
         self._opened.add_done_callback(lambda _: call())
@@ -186,22 +195,25 @@ class Sandbox:
         logs.sandbox.set(self.record.sandbox)
         try:
             await self._unless_deleted(opening)
-            _settle(self._opened)
+            settle(self._opened)
             await self._reign()
         except Exception as error:  # noqa: BLE001 (whatever it is, the sandbox has failed of it)
             self._fail(error)
             await self._free_compute()
             if not self._was_running:
                 await self._undo_all()
-            _settle(self._opened)
+            settle(self._opened)
         self._refuse_letters()
         await asyncio.wait({self._delete_asked})
         self._become(Request.DELETE)
-        _settle(self._opened)
-        _settle(self._over)
+        self.processes.lose("the sandbox was deleted")
+        settle(self._opened)
+        settle(self._over)
         self._refuse_letters()
         await self._undo_all()
         await self._around.releases.forget(self.record.sandbox)
+        self._around.history.forget(self.record.sandbox)
+        self._around.archive.retire(self.record.sandbox)
         self._become(Request.ENDED)
         self._gone.set_result(self._last)
 
@@ -247,6 +259,7 @@ class Sandbox:
             # A node that died in the middle of a pause or a resume left either state; for hello the guest must run.
             await machine.resume()
             await self._while_alive(self._open_channel(reconnect=True))
+            await self._while_alive(self.processes.reattach())
             if self.record.phase is Phase.PAUSED and self._guest is not None:
                 self._guest.hold()
                 await machine.pause()
@@ -291,20 +304,20 @@ class Sandbox:
         try:
             if isinstance(self._verdict(request), Accept):
                 await self._switch(request)
-            _reply(reply, self._last)
+            answer_letter(reply, self._last)
         except (Conflict, Gone) as error:  # the table's refusal: the sandbox is as it was
-            _reply(reply, error)
+            answer_letter(reply, error)
         except SpaceError as error:
             # Whether its processors run is not known now: it has failed.
             kind = DeadlineExceeded if isinstance(error, DeadlineExceeded) else SandboxDied
             fault = kind(f"cannot {request.value} it: {error}")
-            _reply(reply, fault)
+            answer_letter(reply, fault)
             raise fault from error
         except asyncio.CancelledError:  # a deletion has cut in
-            _reply(reply, Gone(f"sandbox {self.record.sandbox} is being deleted"))
+            answer_letter(reply, Gone(f"sandbox {self.record.sandbox} is being deleted"))
             raise
         except Exception:
-            _reply(reply, Internal(f"cannot {request.value} it: a fault of the node", hint="its log says which"))
+            answer_letter(reply, Internal(f"cannot {request.value} it: a fault of the node", hint="its log says which"))
             raise
 
     async def _switch(self, request: Request) -> None:
@@ -326,6 +339,7 @@ class Sandbox:
         control, bulk = await self._machine.connect()
         self._guest = await Guest.open(control, bulk, self.record.generation, reconnect=reconnect)
         self._undo.push_async_callback(self._guest.aclose)
+        self.processes.connected(self._guest)
 
     async def _configure(self) -> None:
         assert self._guest is not None, "the channel comes before its use"
@@ -353,32 +367,11 @@ class Sandbox:
         await self._around.trace(name, stage, "after")
 
     async def _unless_deleted(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do it; when the deletion is asked for meanwhile, cancel it, let it clean up, and return."""
-        task = asyncio.create_task(work, name=f"{self.record.sandbox}: step")
-        await asyncio.wait({task, self._delete_asked}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
-        if not task.cancelled() and (error := task.exception()) is not None:
-            if not self._delete_asked.done():
-                raise error
-            log.info("%s: stopped for its deletion: %s", self.record.sandbox, error)
+        await unless_asked(work, self._delete_asked, self.record.sandbox)
 
     async def _while_alive(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do it; SandboxDied as soon as the VMM ends."""
         assert self._machine is not None, "there is a VMM"
-        died = asyncio.create_task(self._machine.wait(), name="VMM's end")
-        task = asyncio.create_task(work, name=f"{self.record.sandbox}: step")
-        try:
-            await asyncio.wait({died, task}, return_when=asyncio.FIRST_COMPLETED)
-            if not died.done() and isinstance(task.exception(), _BROKEN):
-                # a broken channel may only be the first sign of the VMM's end
-                await asyncio.wait({died}, timeout=limits.DEATH_AFTER_BREAK)
-            if died.done() and (not task.done() or task.exception() is not None):
-                raise SandboxDied(died.result())
-            return task.result()
-        finally:
-            await ended(died, task)
+        return await while_alive(self._machine, work, self.record.sandbox)
 
     # -- undoing -------------------------------------------------------------------------------------------------
 
@@ -444,7 +437,8 @@ class Sandbox:
             exc_info=None if isinstance(error, SpaceError) else error,
         )
         self._become(Request.FAULT, reason)
-        _settle(self._over)
+        self.processes.lose(reason)
+        settle(self._over)
 
     def _verdict(self, request: Request) -> Accept | Ignore:
         verdict = answer(self.record.phase, request)
@@ -464,14 +458,18 @@ class Sandbox:
             try:
                 self._verdict(request)
             except SpaceError as error:
-                _reply(reply, error)
+                answer_letter(reply, error)
 
     def _hold(self, kind: Kind) -> None:
         record = self.record
         self._around.ledger.hold(Holding(kind, record.sandbox, record.sandbox, record.generation, record.tenant))
 
     def _publish(self) -> None:
-        record = self.record
+        record, levels = self.record, self.processes.levels
+        if record.phase is Phase.RUNNING:
+            self._around.history.follow(record.sandbox, self.metrics)
+        else:
+            self._around.history.leave(record.sandbox)
         self._last = self._around.board.publish(
             SandboxState(
                 sandbox=record.sandbox,
@@ -482,6 +480,9 @@ class Sandbox:
                 isolation=isolation(record.accelerator),
                 reason=record.reason,
                 stages_ms=record.stages_ms,
+                busy=levels.busy,
+                oom_kills=levels.oom_kills,
+                last_oom=levels.last_oom,
             )
         )
 
@@ -492,18 +493,3 @@ class Sandbox:
     def _plan(self) -> MachinePlan:
         record = self.record
         return MachinePlan(record.sandbox, record.generation, record.cpus, record.memory_mib, record.accelerator)
-
-
-def _reply(reply: asyncio.Future[SandboxState], answer: SandboxState | SpaceError) -> None:
-    if reply.done():
-        return
-    if isinstance(answer, SpaceError):
-        reply.set_exception(answer)
-        reply.exception()  # its caller may have left
-    else:
-        reply.set_result(answer)
-
-
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

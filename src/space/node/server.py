@@ -29,11 +29,15 @@ from space.config.ready import say_ready
 from space.config.settings import Settings, load_effective
 from space.core.lifecycle.admission import Capacity
 from space.model.errors import SpaceError
+from space.model.sandbox import MIB
 from space.node import limits
+from space.node.archive import Archive
 from space.node.board import Board
 from space.node.gate import Gate
+from space.node.history import History
 from space.node.ledger import Ledger
 from space.node.node import Node
+from space.node.processes import Quota
 from space.node.release import Releases
 from space.node.slots import Slots
 from space.node.stages import Trace, no_trace
@@ -77,6 +81,12 @@ def compose(instance: Instance, settings: Settings, trace: Trace = no_trace) -> 
         # milliseconds since 1970, so that revisions also grow from one node's life to the next
         board=Board(time.time_ns() // 1_000_000),
         accelerators=Accelerators(settings.accelerator, instance.node_data, device_is_there=kvm_is_there(), boot_id=host_boot_id()),
+        archive=Archive(
+            instance.node_data / "spool",
+            Quota(settings.spool_mib_per_process * MIB, settings.spool_mib_per_sandbox * MIB),
+            settings.retention_seconds,
+        ),
+        history=History(settings.metrics_interval_seconds),
         trace=trace,
     )
     return Node(around, Store(instance.artefacts))

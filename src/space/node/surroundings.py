@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from space.node.archive import Archive
 from space.node.board import Board
 from space.node.gate import Gate
+from space.node.history import History
 from space.node.ledger import Ledger
 from space.node.ops import Rootd
 from space.node.release import Releases
@@ -27,4 +29,6 @@ class Surroundings:
     releases: Releases
     board: Board
     accelerators: Accelerators
+    archive: Archive
+    history: History
     trace: Trace = no_trace

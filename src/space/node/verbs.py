@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
 import msgspec
 
-from space.config import logs
-from space.model.errors import InvalidArgument, SpaceError, Unsupported
+from space.model.errors import SpaceError, Unsupported
 from space.model.sandbox import Phase
+from space.node.guest import FED
 from space.node.node import Node
-from space.node.relay import PROCESS, TREE, Script, relay
+from space.node.process_verbs import ProcessVerbs, decode
+from space.node.relay import FORWARDED, TREE_GET, TREE_PUT, Script, relay
 from space.node.sandbox import Sandbox
 from space.rpc import node_api as api
 from space.rpc.session import Stream
 
-R = TypeVar("R", bound=msgspec.Struct)
+_EMPTY = msgspec.msgpack.encode(api.Empty())
 _ON_THE_WAY = frozenset({Phase.REQUESTED.value, Phase.PREPARING.value})
 
 
@@ -35,7 +36,9 @@ class Verbs:
             "resume": self._resume,
             "noop": self._noop,
             "metrics": self._metrics,
-            "exec": self._exec,
+            "history": self._history,
+            **ProcessVerbs(node).table,
+            **{verb: functools.partial(_under, self._forward, verb) for verb in FORWARDED if verb != "watch"},
             "tree_put": self._tree_put,
             "tree_get": self._tree_get,
         }
@@ -48,11 +51,11 @@ class Verbs:
         await serve(stream, request)
 
     async def _info(self, stream: Stream, request: bytes) -> None:
-        _decode(api.Empty, request)
+        decode(api.Empty, request)
         await stream.send_message(await self._node.info(), last=True)
 
     async def _create(self, stream: Stream, request: bytes) -> None:
-        asked = _decode(api.Create, request)
+        asked = decode(api.Create, request)
         sandbox = await self._node.create(asked)
         last = sandbox.state
         with self._node.around.board.watch(asked.sandbox) as watch:
@@ -65,27 +68,29 @@ class Verbs:
                     return
 
     async def _delete(self, stream: Stream, request: bytes) -> None:
-        await stream.send_message(await self._node.delete(_decode(api.Target, request)), last=True)
+        await stream.send_message(await self._node.delete(decode(api.Target, request)), last=True)
 
     async def _list(self, stream: Stream, request: bytes) -> None:
-        _decode(api.Empty, request)
+        decode(api.Empty, request)
         await stream.send_message(api.SandboxList(self._node.around.board.states()), last=True)
 
     async def _watch(self, stream: Stream, request: bytes) -> None:
-        """Until control resets it, or its session ends: both cancel this."""
-        _decode(api.Empty, request)
+        """Until control resets it, or its session ends: both cancel this. A request that names a sandbox is for its guest."""
+        if request != _EMPTY:
+            await self._forward(stream, "watch", request)
+            return
         with self._node.around.board.watch() as watch:
             async for state in watch:
                 await stream.send_message(state)
 
     async def _pause(self, stream: Stream, request: bytes) -> None:
-        await stream.send_message(await self._node.find(_decode(api.Target, request)).pause(), last=True)
+        await stream.send_message(await self._node.find(decode(api.Target, request)).pause(), last=True)
 
     async def _resume(self, stream: Stream, request: bytes) -> None:
-        await stream.send_message(await self._node.find(_decode(api.Target, request)).resume(), last=True)
+        await stream.send_message(await self._node.find(decode(api.Target, request)).resume(), last=True)
 
     async def _noop(self, stream: Stream, request: bytes) -> None:
-        sandbox = self._node.find(_decode(api.Target, request))
+        sandbox = self._node.find(decode(api.Target, request))
         try:
             await sandbox.guest().noop()
         except SpaceError as error:
@@ -93,30 +98,33 @@ class Verbs:
         await stream.send_message(api.Done(), last=True)
 
     async def _metrics(self, stream: Stream, request: bytes) -> None:
-        sandbox = self._node.find(_decode(api.Target, request))
+        sandbox = self._node.find(decode(api.Target, request))
         try:
-            said = await sandbox.guest().metrics()
+            said = await sandbox.metrics()
         except SpaceError as error:
             raise await sandbox.explain(error) from error
-        usage = await self._node.around.rootd.usage(sandbox.op.sandbox, sandbox.op.generation)
-        fields = msgspec.structs.asdict(said)
-        found = api.Metrics(**fields, host_memory_bytes=usage.memory_bytes, host_cpu_ms=usage.cpu_usec // 1000)
-        await stream.send_message(found, last=True)
+        await stream.send_message(said, last=True)
 
-    async def _exec(self, stream: Stream, request: bytes) -> None:
-        asked = _decode(api.Exec, request)
+    async def _history(self, stream: Stream, request: bytes) -> None:
+        asked = decode(api.History, request)
+        self._node.find(api.Target(asked.sandbox))
+        await stream.send_message(self._node.around.history.get(asked.sandbox, asked.since_us), last=True)
+
+    async def _forward(self, stream: Stream, verb: str, request: bytes) -> None:
+        asked = decode(api.Forward, request)
         sandbox = self._node.find(api.Target(asked.sandbox))
-        await self._pass(stream, sandbox, sandbox.guest().open_exec(asked), PROCESS, feed=asked.stdin)
+        opening = sandbox.guest().open_forwarded(verb, asked.request)
+        await self._pass(stream, sandbox, opening, FORWARDED[verb], feed=verb in FED)
 
     async def _tree_put(self, stream: Stream, request: bytes) -> None:
-        asked = _decode(api.Tree, request)
+        asked = decode(api.Tree, request)
         sandbox = self._node.find(api.Target(asked.sandbox))
-        await self._pass(stream, sandbox, sandbox.guest().open_tree("tree_put", asked), TREE, feed=True)
+        await self._pass(stream, sandbox, sandbox.guest().open_tree("tree_put", asked), TREE_PUT, feed=True)
 
     async def _tree_get(self, stream: Stream, request: bytes) -> None:
-        asked = _decode(api.Tree, request)
+        asked = decode(api.Tree, request)
         sandbox = self._node.find(api.Target(asked.sandbox))
-        await self._pass(stream, sandbox, sandbox.guest().open_tree("tree_get", asked), TREE, feed=False)
+        await self._pass(stream, sandbox, sandbox.guest().open_tree("tree_get", asked), TREE_GET, feed=False)
 
     @staticmethod
     async def _pass(stream: Stream, sandbox: Sandbox, opening: Awaitable[Stream], script: Script, *, feed: bool) -> None:
@@ -124,11 +132,5 @@ class Verbs:
             await relay(stream, await opening, script, feed=feed, explain=sandbox.explain)
 
 
-def _decode(kind: type[R], request: bytes) -> R:
-    try:
-        found = msgspec.msgpack.decode(request, type=kind)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise InvalidArgument(f"not a request of {kind.__name__}: {error}") from None
-    # Lines of this stream, and of what it starts, belong to that sandbox.
-    logs.sandbox.set(getattr(found, "sandbox", "-"))
-    return found
+async def _under(serve: Callable[[Stream, str, bytes], Awaitable[None]], verb: str, stream: Stream, request: bytes) -> None:
+    await serve(stream, verb, request)

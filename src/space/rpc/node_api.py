@@ -21,6 +21,7 @@
 | tree_put | Tree | control's DATA is the tar stream; TreeDone |
 | tree_get | Tree | DATA is the tar stream; TreeDone |
 
+`watch` means a sandbox's files when its request is a Forward.
 Input is DATA (stdin) and the messages Eof, Resize and Signal. Faults come as RESET with a code of `space.model.errors`.
 """
 

@@ -159,8 +159,11 @@ class Session(Link[Opener]):
 
     # Streams
 
-    async def open(self, verb: str, request: msgspec.Struct | Buffer, *, bulk: bool = False, finish: bool = False) -> Stream:
+    async def open(
+        self, verb: str, request: msgspec.Struct | Buffer, *, bulk: bool = False, finish: bool = False, hold: bool = False
+    ) -> Stream:
         """A new stream. request: a struct, or its MessagePack. finish: we send nothing, so CLOSE goes with OPEN, in one write.
+        hold: our side stays open at the peer's end, until the stream's context ends or `close`.
 
         Raises the session's error when it is dead, Conflict when 1,024 streams are open or the request does not fit a frame.
         """
@@ -172,7 +175,7 @@ class Session(Link[Opener]):
         if self.closed.done():
             raise self._dead()
         number, frame = self.mux.send_open(verb, payload, bulk=bulk)
-        stream = Stream(self, end, number, verb, self._layout[pipe].limit, mine=True)
+        stream = Stream(self, end, number, verb, self._layout[pipe].limit, mine=True, hold=hold)
         self._streams[number] = stream
         if finish:
             frame += stream.finished_at_open()

@@ -54,15 +54,20 @@ class Gate:
 class Stream:
     """See the module. Use it as a context manager, so that leaving early resets it."""
 
-    __slots__ = ("_arrived", "_closed", "_credit", "_end", "_ended", "_failure", "_inbox", "_limit", "_link", "_mine", "number", "verb")
+    __slots__ = (
+        "_arrived", "_closed", "_credit", "_end", "_ended", "_failure", "_hold", "_inbox", "_limit", "_link", "_mine", "number", "verb"
+    )  # fmt: skip
 
-    def __init__(self, link: Link[Opener] | Link[Acceptor], end: PipeEnd, number: int, verb: str, limit: int, *, mine: bool) -> None:
+    def __init__(
+        self, link: Link[Opener] | Link[Acceptor], end: PipeEnd, number: int, verb: str, limit: int, *, mine: bool, hold: bool = False
+    ) -> None:
         self.number = number
         self.verb = verb
         self._link = link
         self._end = end
         self._limit = limit
         self._mine = mine  # we opened it
+        self._hold = hold or verb in _TWO_ENDS  # the peer's end is not ours
         self._inbox = Inbox()
         self._credit = Gate()
         self._arrived: asyncio.Future[None] | None = None
@@ -178,7 +183,7 @@ class Stream:
                     self._link.write(0, credit)
                 return event
             if self._ended:  # before the failure: what came is whole
-                if self._mine and self.verb not in _TWO_ENDS:
+                if self._mine and not self._hold:
                     self.close_now()
                 raise StopAsyncIteration
             if self._failure:

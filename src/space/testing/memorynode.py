@@ -18,10 +18,13 @@ from typing import Any, Self
 
 from space.config.artefacts import Store, TemplateManifest
 from space.core.lifecycle.admission import Capacity
+from space.node.archive import Archive
 from space.node.board import Board
 from space.node.gate import Gate
+from space.node.history import History
 from space.node.ledger import Ledger
 from space.node.node import Node
+from space.node.processes import Quota
 from space.node.release import Releases
 from space.node.slots import Slots
 from space.node.stages import Trace, no_trace
@@ -34,6 +37,7 @@ from space.testing.guest import FakeGuest
 from space.testing.memoryhost import MemoryHost, MemoryVmm
 
 ROOMY = Capacity(memory_mib=1 << 20, sandboxes=1000, boots=1000, queue=1000)
+QUOTA = Quota()
 _DIGEST = "0123456789abcdef"
 
 
@@ -75,6 +79,9 @@ class MemoryNode:
         capacity: Capacity = ROOMY,
         trace: Trace = no_trace,
         ready_slots: int = 0,
+        quota: Quota = QUOTA,
+        retention: float = 3600.0,
+        interval: float = 0.0,
     ) -> None:
         self.host = host or MemoryHost()
         self.path = directory / "node.sock"
@@ -82,6 +89,7 @@ class MemoryNode:
         self._capacity = capacity
         self._trace = trace
         self._ready_slots = ready_slots
+        self._quota, self._retention, self._interval = quota, retention, interval
         self._guests = guests
         self._lifeline: Lifeline | None = None
         self._door: Door | None = None
@@ -111,6 +119,8 @@ class MemoryNode:
             releases=releases,
             board=Board(),
             accelerators=Accelerators("tcg", self._directory, device_is_there=False, boot_id="boot"),
+            archive=Archive(self._directory / "spool", self._quota, self._retention),
+            history=History(self._interval),
             trace=self._trace,
         )
         self._node = Node(around, Store(store))
@@ -126,6 +136,8 @@ class MemoryNode:
         """SIGKILL, as far as others can tell."""
         assert self._lifeline is not None, "it lives"
         self._lifeline.cut()
+        self.node.around.archive.stop()
+        self.node.around.history.stop()
         self.node.around.releases.give_up()
         self.node.around.ledger.close()
         self._shut()
@@ -152,6 +164,8 @@ class MemoryNode:
             self._listener.close()
             self._door = None
             self.node.around.releases.give_up()
+            self.node.around.history.stop()
+            self.node.around.archive.stop()
 
 
 def _make_store(root: Path) -> None:

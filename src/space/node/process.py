@@ -1,0 +1,462 @@
+"""One process of a sandbox: a task takes its output from the guest into its spool; readers and writers come and go beside it.
+
+    start, resume -> running -> exited             (the guest's last word)
+                             -> lost(reason)       (its sandbox ended first)
+
+What the guest sends is put into the spool before the next piece is taken, so credit holds back a process whose output has no place: a full
+disk, or with `block` a full spool that a reader has not read. The guest forgets the process (our CLOSE) only when its end is written, and
+answers from the spool's offsets on after a restart of the node. A process that is killed with its client (`tied`) is killed then, too, so
+its output needs to be on the disk only when there is much of it, or when it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
+
+from space.core.wire import guest as wire
+from space.core.wire.spool import End, Head
+from space.model.errors import Conflict, NoCapacity, NotFound, ProtocolError, SandboxDied, SpaceError, Unavailable
+from space.node import limits
+from space.node.guest import Guest
+from space.node.spool import Account, Spool
+from space.rpc import node_api as api
+from space.rpc.session import Data, Stream
+from space.rpc.stream import Gate
+
+if TYPE_CHECKING:
+    from space.node.reader import Reader
+
+log = logging.getLogger(__name__)
+Opening = Callable[[Guest], Awaitable[Stream]]
+State = Literal["running", "exited", "lost"]
+_KILL = wire.Signal(9, all=True)
+
+
+class House(Protocol):
+    """What a process needs of its sandbox."""
+
+    directory: Path
+    account: Account
+
+    @property
+    def channel(self) -> Guest:
+        """The guest; SandboxDied when there is none."""
+
+    @property
+    def full(self) -> bool:
+        """Whether all spools of the sandbox have their quota."""
+
+    def make_room(self) -> None:
+        """Drop what has ended, oldest first, while it is full."""
+
+    def changed(self, process: Process) -> None:
+        """Its state has changed."""
+
+    def in_background(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Do it until it is done, or the node stops."""
+
+    async def forget_in_guest(self, process: str) -> None:
+        """Kill what is left of it there; faults are logged."""
+
+
+class Process:
+    """See the module. free: nobody's connection keeps it: started detached, or it has survived its client."""
+
+    def __init__(self, name: str, house: House, *, tied: bool, spool: Spool | None = None) -> None:
+        self.name = name
+        self.tied = tied
+        self.free = spool is not None and not tied
+        self.readers: set[Reader] = set()
+        self.news = Gate()  # opened whenever there is more to read, or its end
+        self.progress = Gate()  # opened whenever a reader has read, or left
+        self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.removed = False
+        self.held: str | None = None  # why its output is not taken at the moment
+        self.fault: SpaceError | None = None  # of its stream, when its sandbox ends of it or with it
+        self._house = house
+        self._spool = spool
+        self._stream: Stream | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()  # writers', piece by piece
+        self._stdin_bytes = 0 if spool is None else spool.stdin.bytes
+        self._stdin_closed = spool is not None and spool.stdin.closed
+        self._killing = False
+        if spool is not None:
+            self.started.set_result(None)
+
+    # -- what it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def spool(self) -> Spool:
+        """Its spool, once it has started; NotFound when it was forgotten."""
+        if self._spool is None or self.removed:
+            raise NotFound(f"process {self.name} was forgotten")
+        return self._spool
+
+    @property
+    def state(self) -> State:
+        end = None if self._spool is None else self._spool.end
+        return "running" if end is None else "exited" if end.reason is None else "lost"
+
+    @property
+    def size(self) -> int:
+        """Bytes of its spool."""
+        return 0 if self._spool is None else self._spool.size
+
+    @property
+    def stdin_bytes(self) -> int:
+        """Bytes of standard input that the guest has taken."""
+        return self._stdin_bytes
+
+    def info(self, sandbox: str) -> api.ProcessInfo:
+        """As control sees it."""
+        spool = self.spool
+        head, end = spool.head, spool.end or End(0, 0, 0, 0)
+        exited = self.state == "exited"
+        return api.ProcessInfo(
+            process=self.name,
+            sandbox=sandbox,
+            pid=head.pid,
+            argv=[word.decode("utf-8", "surrogateescape") for word in spool.argv()],
+            cwd=head.cwd,
+            user=head.user,
+            pty=head.pty,
+            state=self.state,
+            started_us=head.started_us,
+            ended_us=end.ended_us or None,
+            stdout_bytes=spool.lanes[0],
+            stderr_bytes=spool.lanes[1],
+            stdout_first=spool.first[0],
+            stderr_first=spool.first[1],
+            stdin="none" if not head.stdin else "closed" if self._stdin_closed or spool.end is not None else "open",
+            stdin_bytes=self._stdin_bytes,
+            code=end.code,
+            signal=end.signal,
+            oom_killed=end.oom_killed,
+            timed_out=end.timed_out,
+            wall_ms=end.wall_ms if exited else None,
+            reason=end.reason or self.held,
+        )
+
+    # -- its life ------------------------------------------------------------------------------------------------
+
+    def start(self, asked: api.Exec, quota: int) -> None:
+        """Begin; `started` says how that went."""
+
+        def begin(pid: int) -> Head:
+            argv = [word.encode("utf-8", "surrogateescape") for word in asked.argv]
+            return Head(
+                process=self.name,
+                pid=pid,
+                argv=argv,
+                cwd=asked.cwd,
+                user=asked.user,
+                pty=asked.pty is not None,
+                stdin=asked.stdin,
+                started_us=time.time_ns() // 1000,
+                tied=self.tied,
+                block=asked.overflow == "block",
+                quota=quota,
+            )
+
+        self._task = asyncio.create_task(self._live(lambda guest: guest.open_exec(asked, keep=self.name), begin), name=self.name)
+
+    def resume(self) -> None:
+        """Go on with it after a restart of the node; one that is tied to a client is killed, who has lost the connection."""
+        self._killing = self.tied
+        self._task = asyncio.create_task(self._live(self._attach, None), name=self.name)
+
+    def lose(self, reason: str) -> None:
+        """Its sandbox has ended; nothing happens to one that has ended before."""
+        if self.state != "running" or self.removed:
+            return
+        if self._task is not None:
+            self._task.cancel()
+        if self._spool is None:
+            self._not_started(SandboxDied(reason))
+            return
+        out, err = self._spool.lanes
+        self._finish(End(_now(), out, err, self._stdin_bytes, reason=reason[:1000]))
+        self._house.in_background(self._write(), f"{self.name}: its end")
+
+    def remove(self) -> None:
+        """Drop everything of it here; readers are told NotFound."""
+        if self._task is not None:
+            self._task.cancel()
+        self._not_started(NotFound(f"process {self.name} was forgotten"))
+        self.removed = True
+        if self._spool is not None:
+            self._spool.remove()
+        self.news.open()
+        self.progress.open()
+
+    def stop(self) -> None:
+        """The node is ending: leave it as it is, here and in the guest."""
+        if self._task is not None:
+            self._task.cancel()
+
+    @property
+    def attached(self) -> bool:
+        """Whether the guest still has it, as far as we know."""
+        return self._task is not None and not self._task.done()
+
+    def left(self, *, kill: bool) -> None:
+        """A client of it has left before its end."""
+        if self.state != "running" or self.removed:
+            return
+        if kill or not self.started.done():
+            self.kill()
+        elif not self.free:
+            self.free = True
+            self._house.changed(self)
+
+    def kill(self) -> None:
+        """SIGKILL to everything of it, soon, whatever stands before it in its standard input."""
+        if not self._killing:
+            self._killing = True
+            self._house.in_background(self._kill(), f"{self.name}: kill")
+
+    async def _kill(self) -> None:
+        await asyncio.wait({self.started})
+        if self.started.exception() is not None or self._stream is None:
+            return
+        if self._stdin_bytes or self._turn.locked():
+            # The guest reads our messages in order with the input, which may be stuck before a process that does not read. A new
+            # stream has none before it.
+            self._stream.reset_now("unavailable", "attached again for a signal")
+        else:
+            try:
+                await self._stream.send_message(_KILL)
+            except SpaceError as error:
+                log.info("%s: not signalled: %s", self.name, error)
+
+    async def _live(self, opening: Opening, begin: Callable[[int], Head] | None) -> None:
+        try:
+            while not await self._follow(opening, begin):
+                opening, begin = self._attach, None
+        except (SandboxDied, ProtocolError) as error:
+            self.fault = error
+            self._not_started(error)  # else the sandbox's end is the process's, see `lose`
+        except SpaceError as error:
+            await self._failed(error)
+        except Exception:
+            log.exception("%s: a fault of the node", self.name)
+            await self._failed(Unavailable("a fault of the node; its log says which"))
+
+    async def _follow(self, opening: Opening, begin: Callable[[int], Head] | None) -> bool:
+        """One stream of it. False: attach again."""
+        guest = self._house.channel
+        with guest.held_to_protocol():
+            stream = self._stream = await opening(guest)
+            if begin is None and self._killing:
+                await stream.send_message(_KILL)
+            try:
+                async with stream:
+                    await self._take(stream, begin)
+            except Unavailable:
+                if self._spool is None or not self._killing:
+                    raise
+                return False
+        return True
+
+    async def _take(self, stream: Stream, begin: Callable[[int], Head] | None) -> None:
+        began, exited = False, None
+        async for event in stream:
+            if exited is not None:
+                raise ProtocolError("the guest sent more after the end of its answer")
+            if isinstance(event, Data):
+                if not began:
+                    raise ProtocolError("the guest sent output of a process before its start")
+                await self._store(event.lane, event.payload)
+            elif not began:
+                began = True
+                self._begun(wire.expect(wire.Started, event.payload), begin)
+            else:
+                exited = wire.expect(wire.Exited, event.payload)
+        if exited is None:
+            raise ProtocolError("the guest closed the stream before the end of its answer")
+        self._exited(exited)
+        await self._write()  # before our CLOSE, which the end of the stream's context sends
+        if not self.removed:
+            self.spool.light()
+
+    def _begun(self, said: wire.Started, begin: Callable[[int], Head] | None) -> None:
+        if begin is None or self._spool is not None:
+            return
+        self._spool = Spool.begin(self._house.directory, begin(said.pid), self._house.account)
+        self._spool.watched = bool(self.readers)
+        if not self.tied:
+            try:
+                self._spool.flush()
+            except OSError as error:
+                raise NoCapacity(f"the host's disk does not take the process's record: {error.strerror}", hint="free space") from error
+        self.started.set_result(None)
+        self._house.changed(self)
+
+    def _exited(self, said: wire.Exited) -> None:
+        out, err = self.spool.lanes
+        self._finish(
+            End(
+                _now(),
+                out,
+                err,
+                self._stdin_bytes,
+                said.code,
+                said.signal,
+                said.oom_killed,
+                said.timed_out,
+                said.stdout_bytes,
+                said.stderr_bytes,
+                said.wall_ms,
+            )
+        )
+
+    def _finish(self, end: End) -> None:
+        self.spool.finish(end)
+        self.news.open()
+        self.progress.open()
+        self._house.changed(self)
+
+    async def _failed(self, error: SpaceError) -> None:
+        """The guest refused, or has it no more; or we cannot keep it."""
+        had = self._spool is not None
+        self._task = None
+        if not self.started.done():
+            self._not_started(error)
+        else:
+            self.lose(f"it was given up: {error.message}")
+        if had:
+            await self._house.forget_in_guest(self.name)
+
+    def _not_started(self, error: SpaceError) -> None:
+        if not self.started.done():
+            self.started.set_exception(error)
+            self.started.exception()  # its caller may have left
+            if self._spool is not None:
+                self._spool.remove()
+            self.removed = True
+            self._house.changed(self)
+
+    async def _attach(self, guest: Guest) -> Stream:
+        out, err = self.spool.lanes
+        return await guest.open_attach(self.name, out, err)
+
+    # -- its output ----------------------------------------------------------------------------------------------
+
+    async def _store(self, lane: int, payload: bytes) -> None:
+        spool = self.spool
+        if self._house.full or spool.size + len(payload) > spool.head.quota:
+            await self._make_room(len(payload))
+        spool.output(lane, payload)
+        self.news.open()
+        if not self.tied or spool.unwritten > limits.UNWRITTEN:
+            await self._write()
+
+    async def _make_room(self, size: int) -> None:
+        spool = self.spool
+        while True:
+            if self._house.full:
+                self._house.make_room()
+            if not self._house.full and spool.size + size <= spool.head.quota:
+                return
+            if spool.head.block and any(reader.position < spool.oldest_end for reader in self.readers):
+                await self.progress.wait()
+            elif not spool.drop_oldest():
+                return
+
+    async def _write(self) -> None:
+        """Until the disk has everything."""
+        pause = limits.DISK_PAUSE_FIRST
+        while not self.removed:
+            try:
+                self.spool.flush()
+            except OSError as error:
+                if self.held is None:
+                    log.warning("%s: its output waits: %s", self.name, error)
+                self.held = f"its output waits: the host's disk does not take it: {error.strerror or error}"
+            else:
+                self.held = None
+                return
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, limits.DISK_PAUSE_LAST)
+
+    # -- its input -----------------------------------------------------------------------------------------------
+
+    async def feed(self, data: bytes) -> None:
+        """Standard input, when the guest takes it; a caller that is cancelled tears no piece. Conflict when there is none (any more)."""
+        self._check_input()
+        await self._in_turn(data)
+
+    async def eof(self) -> None:
+        """The end of standard input; in a terminal the end-of-file character."""
+        self._check_input()
+        self._stdin_closed = not self.spool.head.pty
+        await self._in_turn(wire.Eof())
+        self.note_input()
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """A new size of its terminal; Conflict when it has none."""
+        self._check_running()
+        if not self.spool.head.pty:
+            raise Conflict(f"process {self.name} has no terminal")
+        await self._in_turn(wire.Resize(rows, cols))
+
+    async def signal(self, number: int, *, everything: bool) -> None:
+        """A signal to its group, or to everything of it. Conflict when it has ended."""
+        self._check_running()
+        if everything and number == _KILL.signal:
+            self.kill()
+        else:
+            await self._in_turn(wire.Signal(number, everything))
+
+    def note_input(self) -> None:
+        """Have the disk know what was taken; a disk that is full learns it with the output."""
+        spool = self.spool
+        if spool.end is None:
+            spool.input(self._stdin_bytes, closed=self._stdin_closed)
+            try:
+                if not self.tied:
+                    spool.flush()
+            except OSError as error:
+                log.info("%s: %s", self.name, error)
+
+    def _check_running(self) -> None:
+        if self.spool.end is not None:
+            raise Conflict(f"process {self.name} has ended")
+
+    def _check_input(self) -> None:
+        self._check_running()
+        if not self.spool.head.stdin:
+            raise Conflict(f"process {self.name} has no standard input", hint="start it with stdin")
+        if self._stdin_closed:
+            raise Conflict(f"the standard input of process {self.name} is closed")
+
+    async def _in_turn(self, what: bytes | msgspec.Struct) -> None:
+        await asyncio.shield(self._house.in_background(self._put(what), f"{self.name}: input"))
+
+    async def _put(self, what: bytes | msgspec.Struct) -> None:
+        async with self._turn:
+            self._check_running()
+            if self._stream is None or self._killing:
+                raise Conflict(f"process {self.name} is about to end, or not attached yet")
+            try:
+                if isinstance(what, bytes):
+                    await self._stream.send(what)
+                    self._stdin_bytes += len(what)
+                else:
+                    await self._stream.send_message(what)
+            except SandboxDied:
+                raise
+            except SpaceError:
+                raise Conflict(f"process {self.name} has ended") from None
+
+
+def _now() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,64 @@
+"""How a sandbox's owner waits for a step: not longer than its deletion is asked for, and not longer than its VMM lives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from space.model.errors import ProtocolError, SandboxDied, SpaceError
+from space.node import limits
+from space.node.shield import ended
+from space.node.vmm.seam import Machine
+from space.rpc.node_api import SandboxState
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+_BROKEN = (SandboxDied, ProtocolError)
+
+
+async def unless_asked(work: Coroutine[Any, Any, None], deletion: asyncio.Future[None], sandbox: str) -> None:
+    """Do it; when the deletion is asked for meanwhile, cancel it, let it clean up, and return."""
+    task = asyncio.create_task(work, name=f"{sandbox}: step")
+    await asyncio.wait({task, deletion}, return_when=asyncio.FIRST_COMPLETED)
+    if not task.done():
+        task.cancel()
+        await asyncio.wait({task})
+    if not task.cancelled() and (error := task.exception()) is not None:
+        if not deletion.done():
+            raise error
+        log.info("%s: stopped for its deletion: %s", sandbox, error)
+
+
+async def while_alive(machine: Machine, work: Coroutine[Any, Any, T], sandbox: str) -> T:
+    """Do it; SandboxDied as soon as the VMM ends."""
+    died = asyncio.create_task(machine.wait(), name="VMM's end")
+    task = asyncio.create_task(work, name=f"{sandbox}: step")
+    try:
+        await asyncio.wait({died, task}, return_when=asyncio.FIRST_COMPLETED)
+        if not died.done() and isinstance(task.exception(), _BROKEN):
+            # a broken channel may only be the first sign of the VMM's end
+            await asyncio.wait({died}, timeout=limits.DEATH_AFTER_BREAK)
+        if died.done() and (not task.done() or task.exception() is not None):
+            raise SandboxDied(died.result())
+        return task.result()
+    finally:
+        await ended(died, task)
+
+
+def settle(future: asyncio.Future[None]) -> None:
+    """It has happened; idempotent."""
+    if not future.done():
+        future.set_result(None)
+
+
+def answer_letter(reply: asyncio.Future[SandboxState], answer: SandboxState | SpaceError) -> None:
+    """Tell whoever asked, once."""
+    if reply.done():
+        return
+    if isinstance(answer, SpaceError):
+        reply.set_exception(answer)
+        reply.exception()  # its caller may have left
+    else:
+        reply.set_result(answer)
