@@ -136,7 +136,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     Console().print(table)
 
 
-_STYLES = {"running": "green", "paused": "yellow", "failed": "red", "gone": "dim", "ok": "green", "missing": "red"}
+_STYLES = {"running": "green", "paused": "yellow", "failed": "red", "gone": "dim", "ok": "green", "warning": "yellow", "missing": "red"}
 
 
 def pairs(texts: Sequence[str], option: str) -> dict[str, str]:

@@ -62,18 +62,25 @@ def setup(context: typer.Context) -> int:
     return status
 
 
-def doctor(context: typer.Context) -> int:
-    """Say what this machine has and lacks for sandboxes, and how to mend it. Exit status 1 when something is missing."""
-    checks: Sequence[Any] = loaded("space.setup.doctor", "checks")()
-    well = all(check.ok for check in checks)
+def doctor(
+    context: typer.Context,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit status 1 for a warning, too.")] = False,
+) -> int:
+    """Say what this machine has and lacks for sandboxes, what was chosen because of it, and how to mend it.
+
+    Exit status 0 when sandboxes work, also with warnings; 1 when something is missing. With --instance, of instances only that one.
+    """
+    checks: Sequence[Any] = loaded("space.setup.doctor", "checks")(of(context).instance)
+    status: int = loaded("space.setup.doctor", "status")(checks, strict=strict)
     if of(context).json:
-        print_json({"ok": well, "checks": [asdict(check) for check in checks]})
-    else:
-        print_table(("", "CHECK", "FOUND"), [("ok" if check.ok else "missing", check.name, check.detail) for check in checks])
-        for check in checks:
-            if check.remedy and not check.ok:
-                print(f"{check.name}: {check.remedy}", file=sys.stderr)
-    return 0 if well else 1
+        print_json({"ok": all(check.ok for check in checks), "checks": [asdict(check) for check in checks]})
+        return status
+    words = {"ok": "ok", "warning": "warning", "failure": "missing"}
+    print_table(("", "CHECK", "FOUND", "CHOSEN"), [(words[check.level], check.name, check.detail, check.chosen) for check in checks])
+    for check in checks:
+        if check.remedy:
+            print(f"{check.name}: {check.remedy}", file=sys.stderr)
+    return status
 
 
 def clean(context: typer.Context) -> int:

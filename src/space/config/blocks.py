@@ -39,9 +39,14 @@ def taken(subordinate: tuple[Path, ...] = _SUBORDINATE, proc: Path = Path("/proc
 
     A process of another root file system on this kernel (a chroot with an instance of its own, a container) is among them.
     """
-    found = [granted for path in subordinate for granted in _grants(path)]
+    found = grants(subordinate)
     living = {number for entry in proc.iterdir() if entry.name.isdigit() for number in _ids(entry)}
     return found + [range(number, number + 1) for number in living if number >= _FIRST]
+
+
+def grants(subordinate: tuple[Path, ...] = _SUBORDINATE) -> list[range]:
+    """Subordinate ids of the host's users."""
+    return [granted for path in subordinate for granted in _grants(path)]
 
 
 def overlaps(block: range, others: list[range]) -> bool:

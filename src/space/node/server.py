@@ -27,7 +27,7 @@ from space.config.hold import hold
 from space.config.instance import DATA_ROOT, RUN_ROOT, Instance
 from space.config.ready import say_ready
 from space.config.settings import Settings, load_effective
-from space.core.lifecycle.admission import Capacity
+from space.core.lifecycle.admission import Capacity, memory_budget
 from space.model.errors import SpaceError
 from space.model.sandbox import MIB
 from space.node import limits
@@ -50,15 +50,13 @@ from space.rpc.session import Door
 
 log = logging.getLogger("space.node")
 
-# What the services and the page cache keep of a machine's memory when no setting says otherwise.
-_RESERVE_MIB = 1024
 _STOPPING = 5.0  # seconds that half-made sandboxes get to be undone; the next node does the rest
 
 
 def capacity(settings: Settings, *, memory_total_mib: int, processors: int) -> Capacity:
     """What this machine takes."""
     return Capacity(
-        memory_mib=settings.memory_mib or max(memory_total_mib - max(_RESERVE_MIB, memory_total_mib // 10), 0),
+        memory_mib=memory_budget(settings.memory_mib, memory_total_mib),
         sandboxes=settings.max_sandboxes,
         boots=settings.concurrent_boots or max(processors, 2),
         queue=limits.QUEUE_LENGTH,

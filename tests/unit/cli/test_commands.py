@@ -276,22 +276,36 @@ def test_help_names_every_command(space: Space) -> None:
 
 
 def test_doctor_ends_with_1_when_something_is_missing(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
-    from space.setup.doctor import Check
+    from space.setup.checkup import Check
 
-    found = [Check("kernel", ok=True, detail="Linux"), Check("tun", ok=False, detail="no /dev/net/tun", remedy="modprobe tun")]
-    monkeypatch.setattr("space.setup.doctor.checks", lambda: found)
+    slow = Check("time", ok=True, detail="not synchronised", remedy="run an NTP client", level="warning")
+    found = [slow, Check("tun", ok=False, detail="no /dev/net/tun", remedy="modprobe tun", looked_at="/dev/net/tun")]
+    asked: list[str | None] = []
+
+    def checks(only: str | None = None) -> list[Check]:
+        asked.append(only)
+        return found
+
+    monkeypatch.setattr("space.setup.doctor.checks", checks)
     done = space("doctor")
     assert done.status == 1
     assert "missing  tun" in done.out
+    assert "warning  time" in done.out
     assert "tun: modprobe tun" in done.err
+    assert "time: run an NTP client" in done.err
     assert space("doctor", "--json").answer["checks"][1] == {
         "name": "tun",
         "ok": False,
         "detail": "no /dev/net/tun",
         "remedy": "modprobe tun",
+        "level": "failure",
+        "looked_at": "/dev/net/tun",
+        "chosen": "",
     }
     del found[1]
     assert space("doctor").status == 0
+    assert space("doctor", "--strict", "--instance", "lab").status == 1
+    assert asked[-1] == "lab"
 
 
 def test_serve_hands_its_options_to_the_server(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +324,7 @@ def test_serve_hands_its_options_to_the_server(space: Space, monkeypatch: pytest
 def test_json_of_set_up_and_clean_is_one_object_and_their_progress_goes_to_stderr(
     space: Space, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from space.setup.doctor import Check
+    from space.setup.checkup import Check
 
     def setup(arguments: list[str]) -> int:
         print("storage with reflinks")
@@ -318,7 +332,7 @@ def test_json_of_set_up_and_clean_is_one_object_and_their_progress_goes_to_stder
 
     monkeypatch.setattr("space.setup.__main__.main", setup)
     missing = Check("tun", ok=False, detail="no /dev/net/tun", remedy="modprobe tun")
-    monkeypatch.setattr("space.setup.doctor.checks", lambda: [Check("kernel", ok=True, detail="Linux"), missing])
+    monkeypatch.setattr("space.setup.doctor.checks", lambda only=None: [Check("kernel", ok=True, detail="Linux"), missing])
     done = space("setup", "--check", "--json")
     assert (done.status, done.err) == (1, "storage with reflinks\n")
     assert done.answer == {"ready": False, "missing": [asdict(missing)]}

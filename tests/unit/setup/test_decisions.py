@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from space.setup import apt, daemon, doctor, storage
+from space.setup.checkup import Check
 from space.setup.faults import SetupFailed
 
 GIB = storage.GIB
@@ -105,10 +106,10 @@ def test_only_a_small_static_program_can_be_a_guest_s_init() -> None:
 
 
 def test_a_check_that_cannot_look_is_a_fact_with_a_remedy() -> None:
-    def free_space() -> doctor.Check:
+    def free_space() -> Check:
         raise PermissionError(13, "Permission denied")
 
-    found = doctor.guarded(free_space)
+    [found] = doctor.guarded(free_space)
     assert (found.name, found.ok) == ("free space", False)
     assert "Permission denied" in found.detail
     assert found.remedy

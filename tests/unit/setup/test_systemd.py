@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from space.serve.notify import READY, notify
-from space.setup import systemd
+from space.setup import checkhost, systemd
 from space.setup.__main__ import main
 from space.setup.faults import SetupFailed
 
@@ -48,9 +48,7 @@ def test_no_option_gives_serve_a_mount_namespace_or_takes_its_devices() -> None:
 
 
 def test_the_bounding_set_has_what_the_doctor_says_is_needed() -> None:
-    from space.setup import doctor
-
-    assert set(doctor._CAPABILITIES) <= set(systemd.CAPABILITIES)
+    assert set(checkhost.CAPABILITIES) <= set(systemd.CAPABILITIES)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="the structural tests stand in where systemd is not installed")

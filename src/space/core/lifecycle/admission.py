@@ -13,6 +13,14 @@ from types import MappingProxyType
 
 from space.core.plan.machine import VMM_OVERHEAD_MIB
 
+# What the services and the page cache keep of a machine's memory when no setting says otherwise.
+_RESERVE_MIB = 1024
+
+
+def memory_budget(setting_mib: int, total_mib: int) -> int:
+    """What sandboxes may take together, in MiB, of a machine with `total_mib`; setting 0: all but a reserve."""
+    return setting_mib or max(total_mib - max(_RESERVE_MIB, total_mib // 10), 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
