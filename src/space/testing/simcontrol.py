@@ -87,9 +87,9 @@ async def until(claim: Callable[[], Any], seconds: float = 10) -> None:
 
 
 @contextlib.asynccontextmanager
-async def controlled(world: World) -> AsyncIterator[World]:
-    """control alone, in this loop, with the world's store and node."""
-    listener = socket.create_server(("127.0.0.1", 0))
+async def controlled(world: World, *, port: int = 0) -> AsyncIterator[World]:
+    """control alone, in this loop, with the world's store and node. port: 0 for a free one."""
+    listener = socket.create_server(("127.0.0.1", port))
     async with server.compose(world.instance, world.settings) as services:
         following = asyncio.create_task(services.link.run())
         web = world.web = http.Server(http.config(Api(services)))

@@ -79,7 +79,7 @@ def opened(request: pytest.FixtureRequest) -> Opened:
     return made
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Repeats come at once: the pauses between them are decisions with tests of their own."""
 

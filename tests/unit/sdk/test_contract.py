@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from space import AsyncClient, AsyncSandbox
-from space.model.errors import Conflict, Gone, NoCapacity, NotFound, SandboxDied, StreamCut, Unauthenticated
+from space.model.errors import Conflict, Gone, InvalidArgument, NoCapacity, NotFound, SandboxDied, StreamCut, Unauthenticated
+from space.model.files import FileChange
 from space.model.sandbox import MAX_STDIN, Phase
+from space.sdk import Output
 from space.sdk.testing import MockServer
 from space.testing.simcontrol import World, a_world, controlled, until
 
@@ -136,6 +138,132 @@ def test_what_is_asked_of_the_server_itself(talk: Callable[[Dialogue], None]) ->
     talk(dialogue)
 
 
+def test_a_process_in_the_background(talk: Callable[[Dialogue], None]) -> None:
+    async def dialogue(client: AsyncClient) -> None:
+        async with await AsyncSandbox.create(client=client) as sandbox:
+            process = await sandbox.start(["cat"], stdin=True)
+            assert process.id.startswith("pr-")
+            assert await process.write_stdin(b"one ") == 4
+            assert await (await sandbox.process(process.id)).write_stdin(b"two", close=True) == 7
+            status = await process.wait()
+            assert (status.code, status.signal, status.stdout_bytes, status.stderr_bytes) == (0, None, 7, 0)
+            assert (await process.result()).stdout == b"one two"
+            assert b"".join([piece.data async for piece in process.output(stdout=4) if isinstance(piece, Output)]) == b"two"
+            assert b"".join([piece.data async for piece in process.output(stdout=-2) if isinstance(piece, Output)]) == b"wo"
+            with pytest.raises(InvalidArgument):
+                await anext(process.output(stdout=1000))
+            with pytest.raises(Conflict):
+                await process.write_stdin(b"late")
+            with pytest.raises(Conflict):
+                await process.signal("TERM")
+            (info,) = await sandbox.processes()
+            assert (info.id, info.sandbox, info.argv, info.state, info.exit, info.stdin_bytes) == (
+                process.id, sandbox.id, ["cat"], "exited", status, 7,
+            )  # fmt: skip
+            assert await sandbox.processes("running") == []
+            await process.delete()
+            await process.delete()
+            with pytest.raises(NotFound):
+                await process.info()
+            with pytest.raises(NotFound):
+                await sandbox.process("pr-0123456789abcdef")
+            with pytest.raises(NotFound):
+                await sandbox.start(["no-such-program"])
+
+    talk(dialogue)
+
+
+def test_what_there_is_of_a_process_that_runs_and_its_end_by_a_signal(talk: Callable[[Dialogue], None]) -> None:
+    async def dialogue(client: AsyncClient) -> None:
+        async with await AsyncSandbox.create(client=client) as sandbox:
+            process = await sandbox.start(["cat"], stdin=True)
+            await process.write_stdin(b"abc")
+            async for _ in process.output():
+                break
+            assert [piece async for piece in process.output(follow=False)] == [Output("stdout", 0, b"abc")]
+            waiting = asyncio.create_task(process.wait())
+            await process.kill()
+            status = await waiting
+            assert (status.code, status.signal) == (None, 9)
+
+    talk(dialogue)
+
+
+def test_a_connected_process(talk: Callable[[Dialogue], None]) -> None:
+    async def dialogue(client: AsyncClient) -> None:
+        async with await AsyncSandbox.create(client=client) as sandbox:
+            process = await sandbox.start(["cat"], stdin=True)
+            async with await process.connect() as terminal:
+                await terminal.send(b"hello")
+                said = bytearray()
+                while bytes(said) != b"hello":
+                    piece = await anext(terminal)
+                    assert isinstance(piece, Output)
+                    said += piece.data
+                await terminal.send_eof()
+                assert (await terminal.wait()).code == 0
+            async with await process.connect(stdout=3) as again:
+                assert [piece async for piece in again] == [Output("stdout", 3, b"lo")]
+            with pytest.raises(NotFound):
+                await client.socket(f"/v1/sandboxes/{sandbox.id}/processes/pr-0123456789abcdef/connect")
+
+    talk(dialogue)
+
+
+def test_single_files(talk: Callable[[Dialogue], None]) -> None:
+    async def dialogue(client: AsyncClient) -> None:
+        async with await AsyncSandbox.create(client=client) as sandbox:
+            files = sandbox.files
+            await files.mkdir("/srv/d", parents=True)
+            await files.mkdir("/srv/d", parents=True)
+            data = bytes(range(256)) * 4096
+            info = await files.write("/srv/d/a", data, mode=0o640)
+            assert (info.name, info.kind, info.size, info.mode) == ("a", "file", len(data), 0o640)
+            assert await files.read("/srv/d/a") == data
+            assert await files.read("/srv/d/a", offset=1000, length=10) == data[1000:1010]
+            assert await files.read("/srv/d/a", offset=len(data)) == b""
+            assert (await files.write("/srv/d/a", b"end", append=True)).size == len(data) + 3
+            assert await files.read("/srv/d/a", offset=len(data)) == b"end"
+            odd = "/srv/d/-r\n \udcff ü?&#%2f"
+            await files.write(odd, b"x", parents=True)
+            await files.symlink("/srv/d/link", odd)
+            assert [info.name async for info in files.list("/srv/d")] == [odd[7:], "a", "link"]
+            assert await files.read("/srv/d/link") == b"x"
+            assert (await files.stat("/srv/d/link", follow=False)).target == odd
+            assert (await files.chmod("/srv/d/a", 0o600)).mode == 0o600
+            assert (await files.move("/srv/d/a", "/srv/d/b")).name == "b"
+            assert not await files.exists("/srv/d/a")
+            for refused, fault in (
+                (files.write("/srv/d/b", b"", exclusive=True), Conflict),
+                (files.move("/srv/d/b", "/srv/d/link"), Conflict),
+                (files.remove("/srv/d"), Conflict),
+                (files.read("/srv/d"), Conflict),
+                (files.read("/srv/d/none"), NotFound),
+                (files.write("/srv/none/a", b""), NotFound),
+                (files.stat("/srv/d/none"), NotFound),
+            ):
+                with pytest.raises(fault):
+                    await refused
+            await files.remove("/srv/d", recursive=True)
+            await files.remove("/srv/d", missing_ok=True)
+
+    talk(dialogue)
+
+
+def test_a_watch(talk: Callable[[Dialogue], None]) -> None:
+    async def dialogue(client: AsyncClient) -> None:
+        async with await AsyncSandbox.create(client=client) as sandbox:
+            await sandbox.files.mkdir("/srv/d", parents=True)
+            async with sandbox.files.watch("/srv/d") as changes:
+                await sandbox.files.mkdir("/srv/d/e")
+                assert await asyncio.wait_for(anext(changes), 10) == FileChange("created", "e", directory=True)
+            with pytest.raises(NotFound):
+                async with sandbox.files.watch("/srv/none"):
+                    pass
+
+    talk(dialogue)
+
+
 # -- control alone ---------------------------------------------------------------------------------------------------------
 
 
@@ -236,3 +364,142 @@ def test_a_download_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
 
     asyncio.run(scenario())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["s", "world"]
+
+
+def test_a_port_and_a_local_port_that_leads_there(tmp_path: Path) -> None:
+    async def through(address: tuple[str, int], data: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(data)
+        await writer.drain()
+        writer.write_eof()
+        try:
+            return await reader.read()
+        finally:
+            writer.close()
+
+    async def scenario() -> None:
+        async with real(tmp_path) as (world, client), await AsyncSandbox.create(client=client) as sandbox:
+            with pytest.raises(NotFound) as caught:
+                await sandbox.connect_port(8)
+            assert caught.value.request_id
+            async with await sandbox.connect_port(7) as connection:
+                await connection.send(b"x" * 300_000)
+                await connection.send_eof()
+                got = bytearray()
+                while data := await connection.receive():
+                    got += data
+                assert len(got) == 300_000
+            async with sandbox.forward(0, 7) as forward:
+                sent = [bytes([number]) * (5000 * number + 1) for number in range(50)]
+                assert await asyncio.gather(*(through(forward.address, data) for data in sent)) == sent
+                idle = await asyncio.open_connection(*forward.address)
+                await until(lambda: world.node.sandboxes[sandbox.id].files.opened == 1)
+            await until(lambda: world.node.sandboxes[sandbox.id].files.opened == 0)
+            idle[1].close()
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_write_leaves_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with real(tmp_path) as (world, client), await AsyncSandbox.create(client=client) as sandbox:
+            await sandbox.files.write("/tmp/a", b"before")
+            held = asyncio.Event()
+
+            async def pieces() -> AsyncIterator[bytes]:
+                yield b"x" * 300_000
+                held.set()
+                await asyncio.Event().wait()
+
+            task = asyncio.create_task(sandbox.files.write("/tmp/a", pieces()))
+            await held.wait()
+            files = world.node.sandboxes[sandbox.id].files
+            await until(lambda: files.open_writes == 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await until(lambda: files.open_writes == 0)
+            assert await sandbox.files.read("/tmp/a") == b"before"
+            assert [info.name async for info in sandbox.files.list("/tmp")] == ["a"]
+
+    asyncio.run(scenario())
+
+
+def test_a_read_that_the_server_cuts_goes_on_or_is_an_error(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 4096
+
+    async def scenario() -> None:
+        async with real(tmp_path) as (world, client), await AsyncSandbox.create(client=client) as sandbox:
+            await sandbox.files.write("/tmp/a", data)
+            files = world.node.sandboxes[sandbox.id].files
+            files.cut_after = 300_000
+            assert await sandbox.files.read("/tmp/a") == data
+            pieces = sandbox.files.stream("/tmp/a")
+            await anext(pieces)
+            await sandbox.files.write("/tmp/a", data[::-1])
+            with pytest.raises(Conflict, match="ETag"):
+                async for _ in pieces:
+                    pass
+
+    asyncio.run(scenario())
+
+
+def test_following_goes_on_over_a_control_that_is_started_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with a_world(tmp_path) as world:
+            async with controlled(world):
+                assert world.services is not None
+                await asyncio.wait_for(world.services.link.wait_up(), 10)
+                client = AsyncClient(api_url=world.url, api_key=world.key)
+                sandbox = await AsyncSandbox.create(client=client)
+                process = await sandbox.start(["cat"], stdin=True)
+                await process.write_stdin(b"before ")
+                output = process.output()
+                said = bytearray()
+                while bytes(said) != b"before ":
+                    piece = await anext(output)
+                    assert isinstance(piece, Output)
+                    said += piece.data
+                port = world.port
+                coming = asyncio.create_task(anext(output))
+            async with controlled(world, port=port):
+                await process.write_stdin(b"after", close=True)
+                piece = await coming
+                assert isinstance(piece, Output)
+                said += piece.data
+                async for piece in output:
+                    assert isinstance(piece, Output)
+                    said += piece.data
+                assert bytes(said) == b"before after"
+                await sandbox.delete()
+                await client.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_process_of_a_sandbox_that_dies_is_a_typed_error(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with real(tmp_path) as (_, client), await AsyncSandbox.create(client=client) as sandbox:
+            process = await sandbox.start(["die"])
+            with pytest.raises(SandboxDied):
+                await process.wait()
+            assert (await process.info()).state == "lost"
+
+    asyncio.run(scenario())
+
+
+def test_a_shell_ends_with_its_connection(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with real(tmp_path) as (_, client), await AsyncSandbox.create(client=client) as sandbox:
+            async with await sandbox.shell(["cat"], rows=30, cols=100) as terminal:
+                await terminal.resize(50, 200)
+                await terminal.send(b"hello")
+                said = b""
+                while not said.startswith(b"hello"):
+                    piece = await anext(terminal)
+                    assert isinstance(piece, Output)
+                    said += piece.data
+                assert [info.pty for info in await sandbox.processes("running")] == [True]
+            assert await sandbox.processes() == []
+
+    asyncio.run(scenario())

@@ -21,6 +21,7 @@ from space.sdk.content import Reading
 from space.sdk.testing import MockServer
 
 Opened = Callable[[MockServer], Any]
+pytestmark = pytest.mark.usefixtures("no_pauses")
 
 
 @pytest.fixture

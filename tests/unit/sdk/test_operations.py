@@ -20,6 +20,7 @@ from space.sdk.webhooks import verify
 from space.testing.simcontrol import until
 
 Opened = Callable[[MockServer], Any]
+pytestmark = pytest.mark.usefixtures("no_pauses")
 
 
 @pytest.fixture

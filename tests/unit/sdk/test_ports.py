@@ -19,6 +19,7 @@ from space.sdk.testing import MockServer
 from space.testing.simcontrol import until
 
 Opened = Callable[[MockServer], Any]
+pytestmark = pytest.mark.usefixtures("no_pauses")
 
 
 def echo(connection: socket.socket) -> None:

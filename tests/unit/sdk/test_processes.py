@@ -17,6 +17,7 @@ from space.sdk.testing import MockServer, Process, Reply
 from space.testing.simcontrol import until
 
 Opened = Callable[[MockServer], Any]
+pytestmark = pytest.mark.usefixtures("no_pauses")
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import signal as signals
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
-from space.model.errors import ConnectionFailed, RateLimited, StreamCut, Unavailable
+from space.model.errors import ConnectionFailed, Gone, NotFound, RateLimited, StreamCut, Unavailable
 from space.model.frames import MEDIA_TYPE
 from space.model.process import ProcessInfo, ProcessState
 from space.model.sandbox import ExitStatus
@@ -148,8 +148,9 @@ class AsyncProcess:
         await self._client.call("POST", f"{self._path}/resize", json=checked_size(rows, cols), repeatable=True)
 
     async def delete(self) -> None:
-        """Kill everything it started and drop its output. Idempotent."""
-        await self._client.call("DELETE", self._path)
+        """Kill everything it started and drop its output. Idempotent: one that is gone, or whose sandbox is, is no error."""
+        with suppress(NotFound, Gone):
+            await self._client.call("DELETE", self._path)
 
     async def connect(self, *, stdout: int | None = None, stderr: int | None = None, kill_on_disconnect: bool = False) -> AsyncTerminal:
         """One connection for output, input, size and signals. Offsets as in `output`. kill_on_disconnect: the process ends with it."""

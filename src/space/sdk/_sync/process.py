@@ -7,9 +7,9 @@ from __future__ import annotations
 import random
 import signal as signals
 from collections.abc import Generator
-from contextlib import closing
+from contextlib import closing, suppress
 
-from space.model.errors import ConnectionFailed, RateLimited, StreamCut, Unavailable
+from space.model.errors import ConnectionFailed, Gone, NotFound, RateLimited, StreamCut, Unavailable
 from space.model.frames import MEDIA_TYPE
 from space.model.process import ProcessInfo, ProcessState
 from space.model.sandbox import ExitStatus
@@ -146,8 +146,9 @@ class Process:
         self._client.call("POST", f"{self._path}/resize", json=checked_size(rows, cols), repeatable=True)
 
     def delete(self) -> None:
-        """Kill everything it started and drop its output. Idempotent."""
-        self._client.call("DELETE", self._path)
+        """Kill everything it started and drop its output. Idempotent: one that is gone, or whose sandbox is, is no error."""
+        with suppress(NotFound, Gone):
+            self._client.call("DELETE", self._path)
 
     def connect(self, *, stdout: int | None = None, stderr: int | None = None, kill_on_disconnect: bool = False) -> Terminal:
         """One connection for output, input, size and signals. Offsets as in `output`. kill_on_disconnect: the process ends with it."""

@@ -156,13 +156,13 @@ class Routes:
             case "GET", []:
                 found = [process.document() for process in sandbox.processes.values()]
                 return answer({"processes": [one for one in found if params.get("state") in (None, one["state"])]})
+            case "DELETE", [process_id]:
+                deleted = sandbox.processes.pop(process_id, None)
+                if deleted is not None:
+                    deleted.lose("deleted by request")
+                return httpx.Response(204)
             case method, [process_id, *below]:
-                process = known_process(sandbox, process_id)
-                if (method, below) == ("DELETE", []):
-                    process.lose("deleted by request")
-                    del sandbox.processes[process_id]
-                    return httpx.Response(204)
-                return _of_process(method, process, below, request, params)
+                return _of_process(method, known_process(sandbox, process_id), below, request, params)
         raise NotFound(f"there is no {request.method} {request.url.path}")
 
     def _start(self, sandbox: MockSandbox, request: httpx.Request) -> httpx.Response:
