@@ -57,6 +57,8 @@ def test_there_are_routes_with_ids_to_walk() -> None:
 # A good body of every route that takes one and has an id.
 BODIES = {
     "run_process": {"argv": ["echo"]},
+    "change_sandbox": {"on_timeout": "pause"},
+    "put_quota": {},
     "signal_process": {"signal": "TERM"},
     "resize_process": {"rows": 24, "cols": 80},
     "make_directory": {"path": "a"},
@@ -86,9 +88,11 @@ async def test_another_tenants_id_is_answered_exactly_like_an_unknown_one(world:
     started = (await world.client.post(f"/v1/sandboxes/{running}/processes", json={"argv": ["sleep", "60"]})).json()["id"]
     operation = DOCUMENT["paths"][path][method]
     query = {parameter["name"]: "1" for parameter in operation["parameters"] if parameter["in"] == "query" and parameter["required"]}
+    hook = (await world.client.post("/v1/webhooks", json={"url": "https://example.com/"})).json()["webhook"]
     of_json = "application/json" in operation.get("requestBody", {"content": {}})["content"]
     body = json.dumps(BODIES[operation["operationId"]]) if of_json else None
-    theirs, unknown = {"id": [running, ended], "key_id": [minted["id"]]}, {"id": "sb-" + "a" * 20, "key_id": "a" * 12}
+    theirs = {"id": [running, ended], "key_id": [minted["id"]], "webhook": [hook["id"]], "tenant": ["default"]}
+    unknown = {"id": "sb-" + "a" * 20, "key_id": "a" * 12, "webhook": "wh-" + "a" * 20, "tenant": "nobody"}
     [name] = set(re.findall(r"\{(\w+)\}", path)) & set(theirs)
     path = path.replace("{process}", started).replace("{port}", "7")
     async with await world.other_tenant() as stranger:

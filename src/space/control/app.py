@@ -50,6 +50,7 @@ class _Exchange:
     route: str = _NOWHERE
     tenant: str = ""
     status: int = 0
+    call: Call | None = None  # once it was let in, if its route is recorded
     began: float = field(default_factory=time.perf_counter)
 
 
@@ -82,9 +83,11 @@ class Api:
             kind = message["type"]
             if kind == "http.response.start":
                 exchange.status = message["status"]
+                self._audit(exchange)  # now: a stream may last for hours, and this process may not
                 message["headers"] = [*message.get("headers", []), echo, (b"x-content-type-options", b"nosniff")]
             elif kind == "websocket.accept":
                 exchange.status = 101
+                self._audit(exchange)
                 message["headers"] = [*message.get("headers", []), echo]
             if socket and kind.startswith("http."):
                 message["type"] = "websocket." + kind  # ASGI's denial response
@@ -139,7 +142,22 @@ class Api:
         if b"origin" in head:
             raise PermissionDenied("requests of web pages are refused", hint="call the API from a program, without an Origin header")
 
+    def _audit(self, exchange: _Exchange) -> None:
+        """Once, with the status that the client sees; 0 when it left before."""
+        call, exchange.call = exchange.call, None
+        if call is not None:
+            self._services.audit.note(
+                request_id=call.request_id,
+                key_id=call.key.id,
+                tenant=call.tenant,
+                peer=str((call.scope.get("client") or ("?", 0))[0]),
+                route=call.route,
+                sandbox=call.sandbox,
+                status=exchange.status,
+            )
+
     def _record(self, scope: Scope, exchange: _Exchange) -> None:
+        self._audit(exchange)
         seconds = time.perf_counter() - exchange.began
         method = scope["method"] if exchange.route != _NOWHERE else "-"
         self._services.figures.request(exchange.tenant, method, exchange.route, exchange.status, seconds)
@@ -194,7 +212,11 @@ class _Path:
         key = self._key(route, headers, scope)
         exchange.tenant = key.tenant
         query = _query(route, scope["query_string"])
-        call = Call(scope, receive, key, exchange.request_id, parameters, query, headers)
+        call = Call(scope, receive, key, exchange.request_id, parameters, query, headers, route.name, parameters.get("id"))
+        if route.access is Access.TENANT:
+            self._services.quotas.spend(key.tenant)
+        if route.audit and route.access is not Access.OPEN:
+            exchange.call = call
         if route.access is Access.OPEN:
             await (await route.handler(call, self._services)).send(send)
             return

@@ -37,6 +37,8 @@ class Call:
     params: dict[str, str]
     query: list[tuple[str, str]]
     headers: dict[str, str]
+    route: str = ""
+    sandbox: str | None = None  # which one it is about
     ended: bool = field(default=False)
 
     @property

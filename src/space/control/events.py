@@ -81,8 +81,8 @@ class Waiter:
         self.closed = self.closed or closed
         self._news.set()
 
-    async def news(self, seconds: float) -> bool:
-        """Whether there may be more, within `seconds`."""
+    async def news(self, seconds: float | None) -> bool:
+        """Whether there may be more, within `seconds` (None: however long it takes)."""
         try:
             async with asyncio.timeout(seconds):
                 await self._news.wait()

@@ -32,6 +32,7 @@ async def create_sandbox(call: Call, services: Services) -> Answer:
         # Of what was asked, not of how it was spelled: a client may order or space its JSON anew.
         repeat = (key, hashlib.sha256(msgspec.json.encode(wire.asked_for(spec))).digest())
     info = await services.sandboxes.create(call.tenant, spec, wait=wait, repeat=repeat)
+    call.sandbox = info.id
     return answers.value(info, 201 if wait else 202)
 
 

@@ -78,3 +78,16 @@ EVENTS_MAX: Final = 100_000
 # A tenant's log is looked at after so many new events, and every log after so long: a pruning takes few rows then.
 EVENTS_PRUNE_EVERY: Final = 1000
 SWEEP_SECONDS: Final = 3600.0
+# A delivery: resolve, connect, send, status. A receiver that does more than take it down answers first.
+WEBHOOK_SECONDS: Final = 10.0
+WEBHOOK_FIRST_PAUSE: Final = 1.0
+WEBHOOK_LONGEST_PAUSE: Final = 300.0
+WEBHOOK_PAGE: Final = 100
+# Each is a task and at most one connection.
+WEBHOOKS_PER_TENANT: Final = 16
+WEBHOOKS: Final = 512
+# Audit records wait so long, or until there are so many: what a crash loses at most.
+AUDIT_SECONDS: Final = 1.0
+AUDIT_BATCH: Final = 256
+AUDIT_DEFAULT: Final = 100
+AUDIT_MAX: Final = 1000

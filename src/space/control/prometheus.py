@@ -18,7 +18,13 @@ _STAGE_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10
 class Figures:
     """The registry of one server."""
 
-    def __init__(self, phases: Callable[[], Counter[tuple[str, str]]], node_is_up: Callable[[], bool], busy: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        phases: Callable[[], Counter[tuple[str, str]]],
+        node_is_up: Callable[[], bool],
+        busy: Callable[[], int],
+        failing: Callable[[], int],
+    ) -> None:
         self._registry = CollectorRegistry()
         labels = ("tenant", "method", "route", "status")
         self._requests = Total("space_http_requests", "Requests answered", labels, registry=self._registry)
@@ -41,7 +47,7 @@ class Figures:
         self._quota_refusals = Total("space_quota_refusals", "Requests beyond a tenant's quota", ("tenant", "quota"), registry=registry)
         self._idle = Total("space_idle_actions", "What idle rules did", ("action",), registry=registry)
         self._webhooks = Total("space_webhook_deliveries", "Attempts to deliver an event", ("outcome",), registry=registry)
-        self._registry.register(_Levels(phases, node_is_up, busy))
+        self._registry.register(_Levels(phases, node_is_up, busy, failing))
 
     def request(self, tenant: str, method: str, route: str, status: int, seconds: float) -> None:
         """A request was answered. tenant: empty when it was not let in. status 0: the client left first."""
@@ -77,10 +83,17 @@ class Figures:
 class _Levels(Collector):
     """What is read when it is asked for."""
 
-    def __init__(self, phases: Callable[[], Counter[tuple[str, str]]], node_is_up: Callable[[], bool], busy: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        phases: Callable[[], Counter[tuple[str, str]]],
+        node_is_up: Callable[[], bool],
+        busy: Callable[[], int],
+        failing: Callable[[], int],
+    ) -> None:
         self._phases = phases
         self._node_is_up = node_is_up
         self._busy = busy
+        self._failing = failing
 
     def collect(self) -> Iterator[Metric]:
         sandboxes = GaugeMetricFamily("space_sandboxes", "Live sandboxes", labels=("tenant", "phase"))
@@ -88,4 +101,5 @@ class _Levels(Collector):
             sandboxes.add_metric((tenant, phase), count)
         yield sandboxes
         yield GaugeMetricFamily("space_sandboxes_busy", "Live sandboxes in which something runs", value=float(self._busy()))
+        yield GaugeMetricFamily("space_webhooks_failing", "Webhooks whose last delivery failed", value=float(self._failing()))
         yield GaugeMetricFamily("space_node_up", "Whether the node is connected", value=float(self._node_is_up()))

@@ -80,7 +80,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method of one path. errors: beyond those that every route of its access can give."""
+    """One method of one path. errors: beyond those that every route of its access can give. audit: whether its requests are recorded."""
 
     method: str
     path: str
@@ -97,6 +97,8 @@ class Route:
     open_query: str | None = None
     # A WebSocket: what goes over it. Refusals come before the upgrade, as answers.
     socket: str | None = None
+    # False for what only looks and is asked often.
+    audit: bool = True
 
     @property
     def refusals(self) -> list[type[SpaceError]]:

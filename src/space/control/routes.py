@@ -6,7 +6,7 @@ authentication and its tenant check.
 
 from __future__ import annotations
 
-from space.control import handlers, prometheus, routes_files, routes_processes, trees
+from space.control import handlers, prometheus, routes_files, routes_processes, routes_tenants, trees
 from space.control.route import GUEST, JSON, SANDBOX, TEXT, WHERE, Access, Body, Query, Reply, Route
 from space.control.wire import (
     CreateRequest,
@@ -72,8 +72,11 @@ _SANDBOXES: tuple[Route, ...] = (
             Query("metadata.{name}", "Only those with this value under that name; may be repeated with other names", TEXT),
         ),
         open_query="metadata.",
+        audit=False,
     ),
-    Route("GET", SANDBOX, "get_sandbox", "One sandbox", Access.TENANT, handlers.get_sandbox, (Reply(200, "As it is now", _INFO),)),
+    Route(
+        "GET", SANDBOX, "get_sandbox", "One sandbox", Access.TENANT, handlers.get_sandbox, (Reply(200, "As it is now", _INFO),), audit=False
+    ),
     Route(
         "DELETE",
         SANDBOX,
@@ -145,6 +148,7 @@ _SANDBOXES: tuple[Route, ...] = (
         handlers.sandbox_metrics,
         (Reply(200, "Now", {JSON: MetricsInfo}),),
         errors=GUEST,
+        audit=False,
     ),
     Route(
         "GET",
@@ -155,6 +159,7 @@ _SANDBOXES: tuple[Route, ...] = (
         handlers.list_templates,
         (Reply(200, "All of it", {JSON: TemplateList}),),
         errors=(DeadlineExceeded, ProtocolError),
+        audit=False,
     ),
     Route(
         "GET",
@@ -164,6 +169,7 @@ _SANDBOXES: tuple[Route, ...] = (
         Access.ADMIN,
         handlers.list_keys,
         (Reply(200, "All of them", {JSON: KeyList}),),
+        audit=False,
     ),
     Route(
         "POST",
@@ -193,6 +199,7 @@ _SANDBOXES: tuple[Route, ...] = (
         Access.OPEN,
         handlers.health,
         (Reply(200, "It answers", {JSON: Health}),),
+        audit=False,
     ),
     Route(
         "GET",
@@ -202,6 +209,7 @@ _SANDBOXES: tuple[Route, ...] = (
         Access.ADMIN,
         handlers.metrics,
         (Reply(200, "Now", {prometheus.MEDIA_TYPE: None}),),
+        audit=False,
     ),
     Route(
         "GET",
@@ -211,6 +219,7 @@ _SANDBOXES: tuple[Route, ...] = (
         Access.TENANT,
         handlers.openapi_document,
         (Reply(200, "OpenAPI 3.1", {JSON: None}),),
+        audit=False,
     ),
 )
 
@@ -218,4 +227,5 @@ ROUTES: tuple[Route, ...] = (
     *_SANDBOXES,
     *routes_processes.ROUTES,
     *routes_files.ROUTES,
+    *routes_tenants.ROUTES,
 )

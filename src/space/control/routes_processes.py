@@ -47,6 +47,7 @@ ROUTES: tuple[Route, ...] = (
         (Reply(200, "All of them", {JSON: ProcessList}),),
         errors=_KEPT,
         query=(Query("state", "Only those in this state", {"type": "string", "enum": ["running", "exited", "lost"]}),),
+        audit=False,
     ),
     Route(
         "GET",
@@ -57,6 +58,7 @@ ROUTES: tuple[Route, ...] = (
         process_input.get,
         (Reply(200, "As it is now", {JSON: ProcessInfo}),),
         errors=_KEPT,
+        audit=False,
     ),
     Route(
         "DELETE",

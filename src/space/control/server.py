@@ -33,7 +33,10 @@ from space.config.ready import say_ready
 from space.config.settings import Settings, load_effective
 from space.control import http, limits, openapi
 from space.control.activity import Activity
+from space.control.addresses import networks
 from space.control.app import Api
+from space.control.audit import AuditLog
+from space.control.delivery import Sender
 from space.control.events import EventLog
 from space.control.hosts import is_loopback
 from space.control.keys import KeyRing
@@ -45,6 +48,7 @@ from space.control.sandboxes import Sandboxes
 from space.control.services import Services
 from space.control.store.store import Store
 from space.control.timers import Timers
+from space.control.webhooks import Webhooks
 from space.model.errors import InvalidArgument, SpaceError
 from space.model.isolation import HARDWARE
 from space.rpc.node_api import NodeInfo
@@ -90,14 +94,23 @@ async def compose(instance: Instance, settings: Settings) -> AsyncIterator[Servi
             store, timers, events, activity, quotas, max_sandboxes=settings.max_sandboxes, max_ttl_seconds=settings.max_ttl_seconds
         )
         link = NodeLink(instance.node_socket, sandboxes, accept=lambda info: check_isolation(settings, info))
-        figures = Figures(lambda: sandboxes.phases, lambda: link.is_up, lambda: sandboxes.busy)
+        figures = Figures(lambda: sandboxes.phases, lambda: link.is_up, lambda: sandboxes.busy, lambda: webhooks.failing)
         events.observe, quotas.observe = figures.event, figures.quota_refusal
+        audit = AuditLog(store, timers, keep_seconds=settings.audit_days * 86_400)
+        audit.start()
         await events.start()
         await sandboxes.start(link, figures)
         version = __version__
+        allowed = networks(settings.webhook_networks)
+        webhooks = Webhooks(store, events, Sender(allowed), allow_http=settings.allow_http_webhooks, allowed=allowed, version=version)
+        webhooks.observe = figures.webhook
+        await webhooks.start()
+        document = openapi.document(version)
         try:
-            yield Services(settings, keys, link, sandboxes, figures, openapi.document(version), version, activity, events, quotas)
+            yield Services(settings, keys, link, sandboxes, figures, document, version, activity, events, quotas, webhooks, audit)
         finally:
+            audit.flush()
+            await webhooks.stop()
             await sandboxes.stop()
     finally:
         timers.close()

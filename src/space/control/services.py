@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from space.config.settings import Settings
 from space.control.activity import Activity
+from space.control.audit import AuditLog
 from space.control.events import EventLog
 from space.control.keys import KeyRing
 from space.control.link import NodeLink
 from space.control.prometheus import Figures
 from space.control.quotas import Quotas
 from space.control.sandboxes import Sandboxes
+from space.control.webhooks import Webhooks
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class Services:
     activity: Activity
     events: EventLog
     quotas: Quotas
+    webhooks: Webhooks
+    audit: AuditLog
 
     def stopping(self) -> None:
         """The server ends: those who wait or follow are told now."""

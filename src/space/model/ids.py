@@ -44,6 +44,11 @@ def new_process_id() -> str:
     return "pr-" + secrets.token_hex(8)
 
 
+def new_webhook_id() -> str:
+    """A fresh webhook id with 100 random bits."""
+    return "wh-" + _random(20)
+
+
 def process_id(text: str) -> str:
     """`text` as a process id (`pr-` and 16 hex digits); ValueError when it is not one."""
     if not _PROCESS.match(text):

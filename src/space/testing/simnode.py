@@ -39,6 +39,9 @@ class SimSandbox:
     create: api.Create
     phase: str = "running"
     revision: int = 1
+    busy: bool = False
+    oom_kills: int = 0
+    last_oom: str | None = None
     trees: dict[str, bytes] = field(default_factory=dict)
     running: set[asyncio.Task[None]] = field(default_factory=set)
     files: SimFiles = field(default_factory=SimFiles)
@@ -163,7 +166,10 @@ class SimNode:
 
     def _state(self, there: SimSandbox, phase: str, reason: str | None = None, stages: dict[str, float] | None = None) -> api.SandboxState:
         asked = there.create
-        return api.SandboxState(asked.sandbox, asked.tenant, asked.generation, phase, there.revision, self.isolation, reason, stages or {})
+        return api.SandboxState(
+            asked.sandbox, asked.tenant, asked.generation, phase, there.revision, self.isolation, reason, stages or {},
+            there.busy, there.oom_kills, there.last_oom,
+        )  # fmt: skip
 
     def _move(self, there: SimSandbox, phase: str, reason: str | None = None, stages: dict[str, float] | None = None) -> api.SandboxState:
         self._revision += 1
