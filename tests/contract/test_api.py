@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from space import control
 from space.control.openapi import document
 from space.control.problems import MEDIA_TYPE
 from space.control.routes import ROUTES
@@ -48,6 +50,13 @@ def test_every_route_documents_its_refusals_as_problems(path: str, method: str) 
         codes = answer["content"][MEDIA_TYPE]["schema"]["allOf"][1]["properties"]["code"]["enum"]
         assert codes
         assert all(int(status) in STATUSES[code] for code in codes)
+
+
+def test_every_refusal_of_a_request_names_a_remedy() -> None:
+    for path in sorted(Path(control.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "InvalidArgument":
+                assert any(keyword.arg == "hint" for keyword in node.keywords), f"{path.name}:{node.lineno}: {ast.unparse(node)}"
 
 
 def test_there_are_routes_with_ids_to_walk() -> None:

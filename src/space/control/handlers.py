@@ -28,7 +28,7 @@ async def create_sandbox(call: Call, services: Services) -> Answer:
     key = call.headers.get("idempotency-key")
     if key is not None:
         if not _IDEMPOTENCY_KEY.match(key):
-            raise InvalidArgument("Idempotency-Key: 1 to 128 printable ASCII characters without blanks")
+            raise InvalidArgument("Idempotency-Key: 1 to 128 printable ASCII characters without blanks", hint="a UUID will do")
         # Of what was asked, not of how it was spelled: a client may order or space its JSON anew.
         repeat = (key, hashlib.sha256(msgspec.json.encode(wire.asked_for(spec))).digest())
     info = await services.sandboxes.create(call.tenant, spec, wait=wait, repeat=repeat)

@@ -40,7 +40,7 @@ def parse(query: list[tuple[str, str]]) -> Filter:
         raise InvalidArgument(f"phase: {phase[:32]!r} is no phase", hint="one of " + ", ".join(Phase))
     limit = values.get("limit", str(limits.LIST_DEFAULT))
     if not limit.isascii() or not limit.isdigit() or len(limit) > 6 or not 1 <= int(limit) <= limits.LIST_MAX:
-        raise InvalidArgument(f"limit: 1 to {limits.LIST_MAX}, not {limit[:32]!r}")
+        raise InvalidArgument(f"limit: 1 to {limits.LIST_MAX}, not {limit[:32]!r}", hint="ask for the rest with next_cursor")
     cursor = values.get("cursor")
     return Filter(
         phase=None if phase is None else Phase(phase),

@@ -32,6 +32,7 @@ MAX_METADATA = 64
 MAX_IDLE_SECONDS = 31_536_000
 # The kernel's limit for arguments and environment together is a quarter of the stack's: 2 MiB. One string: 128 KiB.
 _MAX_STRING = 128 * 1024 - 1
+_DISK = "MiB; not less than the template's own disk, which is 2048 for `base`"
 BODY_HINT = "GET /openapi.json has the schema of this body"
 
 
@@ -51,7 +52,7 @@ class CreateRequest(Struct, frozen=True, forbid_unknown_fields=True):
     template: Annotated[str, Meta(max_length=63)] = DEFAULT_TEMPLATE
     cpus: Annotated[int, Meta(ge=1, le=64)] = DEFAULT_CPUS
     memory_mib: Annotated[int, Meta(ge=128, le=1_048_576)] = DEFAULT_MEMORY_MIB
-    disk_mib: Annotated[int, Meta(ge=64, le=1_048_576)] = DEFAULT_DISK_MIB
+    disk_mib: Annotated[int, Meta(ge=1, le=1_048_576, description=_DISK)] = DEFAULT_DISK_MIB
     env: dict[str, str] = {}
     metadata: Annotated[dict[str, str], Meta(max_length=MAX_METADATA)] = {}
     ttl_seconds: int | None = None
@@ -166,7 +167,7 @@ def sandbox_spec(request: CreateRequest, *, max_ttl_seconds: int) -> SandboxSpec
     try:
         template = template_name(request.template)
     except ValueError as error:
-        raise InvalidArgument(f"template: {error}") from None
+        raise InvalidArgument(f"template: {error}", hint="GET /v1/templates lists them") from None
     ttl = min(DEFAULT_TTL_SECONDS, max_ttl_seconds) if request.ttl_seconds is None else request.ttl_seconds
     return SandboxSpec(
         template=template,
@@ -200,9 +201,9 @@ def check_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
         raise InvalidArgument(f"metadata: {len(metadata)} names are more than {MAX_METADATA}", hint="remove some, with null as their value")
     for name, value in metadata.items():
         if not _METADATA_NAME.match(name):
-            raise InvalidArgument(f"metadata: {name[:64]!r} is no name (1 to 63 of A-Z, a-z, 0-9, '.', '_', '/', '-')")
+            raise InvalidArgument(f"metadata: {name[:64]!r} is no name", hint="1 to 63 of A-Z, a-z, 0-9, '.', '_', '/', '-'")
         if len(value) > 512:
-            raise InvalidArgument(f"metadata.{name}: {len(value)} characters are more than 512")
+            raise InvalidArgument(f"metadata.{name}: {len(value)} characters are more than 512", hint="keep what is large elsewhere")
     return dict(metadata)
 
 
@@ -218,7 +219,7 @@ def idle_policy(asked: IdleRequest | None) -> IdlePolicy | None:
 def check_user(user: str | None) -> str | None:
     """A guest user's name, or None; InvalidArgument otherwise."""
     if user is not None and not _USER.match(user):
-        raise InvalidArgument(f"user: {user[:64]!r} is no user name")
+        raise InvalidArgument(f"user: {user[:64]!r} is no user name", hint="as the guest's /etc/passwd has it: root, user")
     return user
 
 
@@ -235,7 +236,7 @@ def check_tenant(tenant: str) -> str:
     try:
         return tenant_id(tenant)
     except ValueError as error:
-        raise InvalidArgument(f"tenant: {error}") from None
+        raise InvalidArgument(f"tenant: {error}", hint="such as team-a") from None
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
@@ -243,7 +244,7 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
     total = 0
     for name, value in env.items():
         if not _ENV_NAME.match(name):
-            raise InvalidArgument(f"env: {name[:64]!r} is no name of a variable")
+            raise InvalidArgument(f"env: {name[:64]!r} is no name of a variable", hint="letters, digits and _, and no digit first")
         check_text(f"env.{name[:64]}", value)
         total += len(name) + len(value.encode()) + VARIABLE_BYTES
     if total > MAX_ARGUMENTS:
@@ -256,13 +257,13 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
 def check_text(field: str, text: str, limit: int = _MAX_STRING) -> None:
     """InvalidArgument when a kernel could not take it as one string."""
     if "\0" in text:
-        raise InvalidArgument(f"{field}: holds a NUL character")
+        raise InvalidArgument(f"{field}: holds a NUL character", hint="no string of a kernel's may have one")
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise InvalidArgument(f"{field}: holds half a surrogate pair") from None
+        raise InvalidArgument(f"{field}: holds half a surrogate pair", hint="send whole characters") from None
     if size > limit:
-        raise InvalidArgument(f"{field}: {size} bytes are more than {limit}")
+        raise InvalidArgument(f"{field}: {size} bytes are more than {limit}", hint="send what is large as a file or as stdin")
 
 
 def encode(value: Any) -> bytes:
