@@ -18,7 +18,8 @@ Dial = Callable[[], socket.socket]
 
 OPEN_SECONDS = 20.0
 CLOSE_SECONDS = 2.0  # for the other side's goodbye: then the connection is closed without it
-PING_SECONDS = 20.0
+PING_SECONDS = 10.0  # the server cuts off a client of which it hears nothing for 20 s to 40 s, be it one that only takes its time
+SILENCE_SECONDS = 20.0  # who waits for a message asks then whether the server is there, and gives up after as long again
 MAX_MESSAGE = 4 << 20
 QUEUED = 16  # messages that wait for the reader; then the server is held back
 WRITE_LIMIT = 256 << 10

@@ -226,3 +226,42 @@ def _interrupted(forward: Forward, seen: list[tuple[str, int]]) -> None:
         local.sendall(b"x")
         assert local.recv(1) == b"x"
         signal.raise_signal(signal.SIGINT)
+
+
+def test_a_server_that_gives_no_sign_of_life_is_cut_off_and_one_that_says_nothing_is_not(
+    server: MockServer, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for form in ("_async", "_sync"):
+        monkeypatch.setattr(f"space.sdk.{form}._socket.SILENCE_SECONDS", 0.1)
+
+    async def scenario() -> None:
+        async with opened(server) as sandbox:
+            async with await sandbox.connect_port(7) as connection:
+                quiet = asyncio.create_task(connection.receive())
+                assert not (await asyncio.wait({quiet}, timeout=1))[0]
+                await connection.send(b"x")
+                assert await quiet == b"x"
+            with server.hung():
+                connection = await sandbox.connect_port(7)
+                with pytest.raises(StreamCut, match=r"for 0\.2 s"):
+                    await connection.receive()
+                await connection.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_who_takes_a_long_time_to_read_is_not_cut_off(server: MockServer, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    for form in ("_async", "_sync"):
+        monkeypatch.setattr(f"space.sdk.{form}._socket.PING_SECONDS", 0.05)
+    data = bytes(4 << 20)
+    server.service(9)(lambda connection: connection.sendall(data))
+
+    async def scenario() -> None:
+        async with opened(server) as sandbox, await sandbox.connect_port(9) as connection:
+            got = len(await connection.receive())
+            await asyncio.sleep(1)
+            while piece := await connection.receive():
+                got += len(piece)
+            assert got == len(data)
+
+    asyncio.run(scenario())

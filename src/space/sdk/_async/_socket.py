@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING
 
 from space.model.errors import StreamCut
@@ -15,6 +15,7 @@ from space.sdk.sockets import (
     PING_SECONDS,
     QUEUED,
     QUIET,
+    SILENCE_SECONDS,
     WRITE_LIMIT,
     Dial,
     opening_fault,
@@ -24,6 +25,8 @@ from space.sdk.sockets import (
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
+
+_HANGS = "the server or its machine hangs"
 
 
 class WebSocket:
@@ -53,7 +56,8 @@ class WebSocket:
                 socket_url(endpoint, path, params),
                 write_limit=WRITE_LIMIT,
                 ping_interval=PING_SECONDS,
-                ping_timeout=PING_SECONDS,
+                # A pong cannot be read behind messages that wait for their reader; `receive` looks whether the server is there.
+                ping_timeout=None,
                 open_timeout=OPEN_SECONDS,
                 close_timeout=CLOSE_SECONDS,
                 max_queue=QUEUED,
@@ -75,20 +79,37 @@ class WebSocket:
             raise self._cut(error) from error
 
     async def receive(self) -> bytes | None:
-        """The next message; None when the server closed in good order."""
+        """The next message; None when the server closed in good order. StreamCut when it gives no sign of life while this waits."""
         from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 
-        try:
-            data = await self._connection.recv()
-        except ConnectionClosedOK:
-            return None
-        except ConnectionClosed as error:
-            raise self._cut(error) from error
+        pong: Awaitable[float] | None = None
+        while True:
+            try:
+                async with asyncio.timeout(SILENCE_SECONDS):
+                    data = await self._connection.recv()
+                break
+            except TimeoutError:
+                if pong is not None and not asyncio.ensure_future(pong).done():
+                    raise StreamCut(f"nothing came from {self._url} for {2 * SILENCE_SECONDS:g} s", hint=_HANGS) from None
+                pong = await self._asked()
+            except ConnectionClosedOK:
+                return None
+            except ConnectionClosed as error:
+                raise self._cut(error) from error
         return data.encode() if isinstance(data, str) else data
 
     async def aclose(self) -> None:
         """Close it, whatever was on the way. Idempotent."""
         await self._connection.close()
+
+    async def _asked(self) -> Awaitable[float]:
+        """Ask for a sign of life; it comes like a message, so whoever waits for one sees it in time."""
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            return await self._connection.ping()
+        except ConnectionClosed as error:
+            raise self._cut(error) from error
 
     def _cut(self, error: Exception) -> StreamCut:
         return StreamCut(f"the connection to {self._url} broke: {error}", hint="the server's log may say why")

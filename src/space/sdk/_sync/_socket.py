@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import ssl
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from space.model.errors import StreamCut
 from space.sdk.endpoint import Endpoint
-from space.sdk.sockets import CLOSE_SECONDS, OPEN_SECONDS, PING_SECONDS, QUEUED, QUIET, Dial, opening_fault, options, socket_url
+from space.sdk.sockets import (
+    CLOSE_SECONDS,
+    OPEN_SECONDS,
+    PING_SECONDS,
+    QUEUED,
+    QUIET,
+    SILENCE_SECONDS,
+    Dial,
+    opening_fault,
+    options,
+    socket_url,
+)
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
+
+_HANGS = "the server or its machine hangs"
 
 
 class WebSocket:
@@ -40,7 +54,8 @@ class WebSocket:
             connection = connect(
                 socket_url(endpoint, path, params),
                 ping_interval=PING_SECONDS,
-                ping_timeout=PING_SECONDS,
+                # A pong cannot be read behind messages that wait for their reader; `receive` looks whether the server is there.
+                ping_timeout=None,
                 open_timeout=OPEN_SECONDS,
                 close_timeout=CLOSE_SECONDS,
                 max_queue=QUEUED,
@@ -63,20 +78,36 @@ class WebSocket:
             raise self._cut(error) from error
 
     def receive(self) -> bytes | None:
-        """The next message; None when the server closed in good order."""
+        """The next message; None when the server closed in good order. StreamCut when it gives no sign of life while this waits."""
         from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 
-        try:
-            data = self._connection.recv()
-        except ConnectionClosedOK:
-            return None
-        except ConnectionClosed as error:
-            raise self._cut(error) from error
+        pong: threading.Event | None = None
+        while True:
+            try:
+                data = self._connection.recv(SILENCE_SECONDS)
+                break
+            except TimeoutError:
+                if pong is not None and not pong.is_set():
+                    raise StreamCut(f"nothing came from {self._url} for {2 * SILENCE_SECONDS:g} s", hint=_HANGS) from None
+                pong = self._asked()
+            except ConnectionClosedOK:
+                return None
+            except ConnectionClosed as error:
+                raise self._cut(error) from error
         return data.encode() if isinstance(data, str) else data
 
     def close(self) -> None:
         """Close it, whatever was on the way. Idempotent."""
         self._connection.close()
+
+    def _asked(self) -> threading.Event:
+        """Ask for a sign of life; it comes like a message, so whoever waits for one sees it in time."""
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            return self._connection.ping()
+        except ConnectionClosed as error:
+            raise self._cut(error) from error
 
     def _cut(self, error: Exception) -> StreamCut:
         return StreamCut(f"the connection to {self._url} broke: {error}", hint="the server's log may say why")

@@ -74,6 +74,8 @@ class MockServer:
         self._created: dict[str, str] = {}
         self._keys: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
+        self.goes_on = threading.Event()
+        self.goes_on.set()
 
     def client(self) -> Client:
         """A client of this server."""
@@ -133,6 +135,15 @@ class MockServer:
         self.raise_fault("before ", path)
         if path != "/healthz" and authorization != f"Bearer {self.key}":
             raise Unauthenticated("the key is not known", hint="is it the right server?")
+
+    @contextmanager
+    def hung(self) -> Iterator[None]:
+        """WebSockets that are opened meanwhile stand still: nothing is read of them or sent, not even a sign of life."""
+        self.goes_on.clear()
+        try:
+            yield
+        finally:
+            self.goes_on.set()
 
     def cut_of(self, path: str) -> int | None:
         """Bytes after which this answer breaks off."""

@@ -62,6 +62,9 @@ def speak(server: MockServer, connected: socket.socket) -> None:
     connection.handshake(decide)
     if connection.protocol.state is State.OPEN and found:
         talk, left = found[0]
+        if not server.goes_on.is_set():
+            with connection.protocol_mutex:  # its reader waits for this before it answers anything
+                server.goes_on.wait()
         _Cutting.wrap(connection, left)
         with suppress(ConnectionClosed, OSError):
             talk(connection)
