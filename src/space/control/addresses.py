@@ -51,7 +51,7 @@ def destination(url: str, *, allow_http: bool, allowed: Sequence[Network]) -> De
         port = parts.port
         host = (parts.hostname or "").rstrip(".")
     except ValueError as error:
-        raise InvalidArgument(f"url: {error}") from None
+        raise InvalidArgument(f"url: {error}", hint="https://example.com/hook") from None
     if parts.scheme not in ("https", "http") or not host or port == 0:
         raise InvalidArgument(f"url: {url[:80]!r} is no https URL", hint="https://example.com/hook")
     if parts.username is not None or parts.password is not None or parts.fragment or "%" in host:

@@ -82,7 +82,7 @@ def asked(call: Call) -> Asked:
     try:
         checked = None if sandbox is None else sandbox_id(sandbox)
     except ValueError as error:
-        raise InvalidArgument(f"sandbox: {error}") from None
+        raise InvalidArgument(f"sandbox: {error}", hint="GET /v1/sandboxes lists them") from None
     kinds = call.argument("kind")
     wanted = None if kinds is None else frozenset(kinds.split(","))
     if wanted is not None and (unknown := wanted - set(EVENT_KINDS)):
@@ -96,7 +96,7 @@ def number(text: str | None, name: str, *, least: int, most: int) -> int | None:
     if text is None:
         return None
     if not text.isascii() or not text.isdigit() or len(text) > 16 or not least <= int(text) <= most:
-        raise InvalidArgument(f"{name}: {least} to {most}, not {text[:32]!r}")
+        raise InvalidArgument(f"{name}: {least} to {most}, not {text[:32]!r}", hint="leave it out for the default")
     return int(text)
 
 

@@ -99,5 +99,5 @@ def _seconds(text: str | None) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < 1e11:
-        raise InvalidArgument(f"since: UNIX seconds, not {(text or '')[:32]!r}")
+        raise InvalidArgument(f"since: UNIX seconds, not {(text or '')[:32]!r}", hint="the `at` of the last sample that you have")
     return seconds
