@@ -2,7 +2,7 @@
 //!
 //! Everything that may wait for the guest's file system (accounts, PATH, trees, resizing) happens in a child, because guest root
 //! can make any file hang; the daemon itself never does. A child says how it went on its report pipe: one byte, 0 and a message
-//! or 1 and a failure. A program that was executed says nothing, its report just ends.
+//! or 1 and a failure; messages may come before ([`crate::report`]). A program that was executed says nothing, its report just ends.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -14,8 +14,10 @@ use crate::cgroup::{Leaf, Workloads};
 use crate::sys::{self, Fork};
 use crate::terminal::Terminal;
 
-const REPORT: i32 = 3;
-const PROC: i32 = 4;
+/// Where a child says how it went.
+pub const REPORT: i32 = 3;
+/// The kernel's process file system.
+pub const PROC: i32 = 4;
 /// The first of the descriptors that a child was given besides.
 pub const EXTRA: i32 = 5;
 const PIPE_BYTES: i32 = 256 << 10;

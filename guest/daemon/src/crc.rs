@@ -58,6 +58,11 @@ impl Crc32 {
         self.0 = !by_table(crc, rest);
     }
 
+    /// Add zeros, in a few steps however many they are.
+    pub fn update_zeros(&mut self, count: u64) {
+        self.0 = !multiply(power(count), !self.0);
+    }
+
     /// The sum.
     pub fn value(self) -> u32 {
         self.0
@@ -100,6 +105,34 @@ fn by_table(mut crc: u32, bytes: &[u8]) -> u32 {
     crc
 }
 
+/// Polynomials modulo that of the sum, the highest bit being the lowest power, as sums have it.
+const ONE: u32 = 1 << 31;
+
+const fn multiply(left: u32, mut right: u32) -> u32 {
+    let (mut out, mut bit) = (0, ONE);
+    while bit != 0 {
+        if left & bit != 0 {
+            out ^= right;
+        }
+        right = if right & 1 != 0 { (right >> 1) ^ POLYNOMIAL } else { right >> 1 };
+        bit >>= 1;
+    }
+    out
+}
+
+/// What `count` bytes of zeros multiply a sum's register with: x to the power of their bits.
+fn power(mut count: u64) -> u32 {
+    let (mut out, mut square) = (ONE, ONE >> 8);
+    while count != 0 {
+        if count & 1 != 0 {
+            out = multiply(square, out);
+        }
+        square = multiply(square, square);
+        count >>= 1;
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -139,6 +172,26 @@ mod tests {
             }
             assert_eq!(of(&bytes[..end]), !crc, "{end} bytes");
         }
+    }
+
+    #[test]
+    fn zeros_count_as_if_they_had_been_there() {
+        for count in [0, 1, 2, 15, 16, 255, 4096, 100_003] {
+            let (mut long, mut short) = (Crc32::default(), Crc32::default());
+            for part in [&b"before"[..], &vec![0; count], b"behind"] {
+                long.update(part);
+            }
+            short.update(b"before");
+            short.update_zeros(count as u64);
+            short.update(b"behind");
+            assert_eq!(short, long, "{count}");
+        }
+        let mut crc = Crc32::default();
+        crc.update_zeros(2_100_000_000);
+        let mut halves = Crc32::default();
+        halves.update_zeros(1_999_999_999);
+        halves.update_zeros(100_000_001);
+        assert_eq!(crc, halves);
     }
 
     #[test]

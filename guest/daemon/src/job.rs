@@ -9,6 +9,7 @@
 //! of its own, and a stream must not hang on a pipe that some daemon holds open.
 
 use std::collections::VecDeque;
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -17,7 +18,8 @@ use space_protocol::messages::Variable;
 use space_protocol::{Failure, Message, Mux};
 
 use crate::cgroup::{Leaf, Workloads};
-use crate::child::{self, Child};
+use crate::child::Child;
+use crate::report::{self, Report};
 use crate::ring::Ring;
 use crate::sys::{self, Epoll};
 
@@ -27,7 +29,14 @@ const REPORT: u64 = 0;
 const INLET: u64 = 1;
 const OUTLET: u64 = 2;
 const LEAF: u64 = 4;
-const LARGEST_REPORT: usize = 64 << 10;
+/// A message, and what was read behind it.
+const LARGEST_REPORT: usize = report::LARGEST + (64 << 10);
+/// No stream has this number.
+const NOBODY: u32 = 0;
+/// How long a child may take to clear up after itself.
+const GRACE: Duration = Duration::from_secs(5);
+/// Bytes of a message of the host's.
+const LARGEST_ASIDE: usize = 4096;
 
 /// What the child is.
 pub enum Purpose {
@@ -76,7 +85,12 @@ pub struct Job {
     empty: bool,
     report: Option<OwnedFd>,
     report_ready: bool,
-    said: Vec<u8>,
+    said: Report,
+    /// No bytes of the child's go on before its first message has.
+    speaks_first: bool,
+    /// Where messages of the host go; the child reads them when its input has ended.
+    aside: Option<OwnedFd>,
+    tidy: bool,
     inlet: Option<OwnedFd>,
     inlet_ready: bool,
     waiting: VecDeque<u8>,
@@ -104,7 +118,10 @@ impl Job {
             empty: false,
             report: Some(child.report),
             report_ready: false,
-            said: Vec::new(),
+            said: Report::default(),
+            speaks_first: false,
+            aside: None,
+            tidy: false,
             inlet: child.inlet,
             inlet_ready: true,
             waiting: VecDeque::new(),
@@ -133,6 +150,32 @@ impl Job {
             }
         }
         Ok(())
+    }
+
+    /// Let the child's first message go before its first bytes.
+    pub fn speak_first(&mut self) {
+        self.speaks_first = true;
+    }
+
+    /// Let a message of the host go into this pipe, which is empty. Such a child makes things that it takes back when its input ends
+    /// without one, so that it is given the time for that.
+    pub fn take_messages(&mut self, pipe: OwnedFd) {
+        (self.aside, self.tidy) = (Some(pipe), true);
+    }
+
+    /// Nobody waits for it any more: end its input, and let a child that is tidy end by itself. Whether it goes on.
+    pub fn let_go(&mut self, now: Duration) -> bool {
+        let goes_on = self.tidy && !self.ended;
+        if goes_on {
+            (self.stream, self.aside, self.inlet, self.waiting) = (NOBODY, None, None, VecDeque::new());
+            self.deadline = Some(now + GRACE);
+        }
+        goes_on
+    }
+
+    /// Its cgroup and its leader.
+    pub fn members(&self) -> (&CStr, i32) {
+        (self.leaf.name(), self.pid)
     }
 
     /// The stream it works for.
@@ -208,15 +251,24 @@ impl Job {
         self.waiting.extend(bytes);
     }
 
+    /// A message of the host's. Why not, when it is none that the child waits for: they are few and small.
+    pub fn tell(&mut self, message: &[u8]) -> Result<(), Failure> {
+        let aside = self.aside.take().filter(|_| message.len() <= LARGEST_ASIDE).ok_or_else(|| unwanted(self.stream))?;
+        // An empty pipe takes that much. A child that does not read any more has said why, or was killed.
+        let _ = sys::write(aside.as_fd(), message);
+        Ok(())
+    }
+
     /// No more bytes will come for its standard input.
     pub fn end_input(&mut self) {
+        self.aside = None;
         // The pipe to a child that sends through a ring is its bell, and needed to the end.
         self.input_ends = !matches!(self.way, Way::OutOf(_));
     }
 
     /// Move what can be moved, and say what became of the job.
     pub fn pump(&mut self, mux: &mut Mux) -> Outcome {
-        if self.report.is_some() && !self.hear() {
+        if (self.report.is_some() || self.said.has_message()) && !self.hear(mux) {
             return Outcome::Pending;
         }
         if std::mem::take(&mut self.leaf_news) && self.ended && !self.empty && self.leaf.is_empty() {
@@ -242,23 +294,33 @@ impl Job {
     }
 
     /// Read the report; whether bytes may flow: a program's must have ended, a verb's ends with the verb.
-    fn hear(&mut self) -> bool {
+    fn hear(&mut self, mux: &mut Mux) -> bool {
         let mut buf = [0; 4096];
-        while let Some(report) = self.report.as_ref().filter(|_| self.report_ready) {
+        loop {
+            while mux.takes_messages(self.stream) {
+                let Some(message) = self.said.message() else { break };
+                mux.send_encoded(self.stream, message);
+                self.speaks_first = false;
+            }
+            let Some(report) = self.report.as_ref().filter(|_| self.report_ready && !self.said.has_message()) else { break };
             match sys::read(report.as_fd(), &mut buf) {
-                Ok(count @ 1..) if self.said.len() < LARGEST_REPORT => self.said.extend(&buf[..count]),
+                Ok(count @ 1..) if self.said.size() < LARGEST_REPORT => self.said.push(&buf[..count]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.report_ready = false,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 _ => self.report = None,
             }
+        }
+        if self.report.is_none() && !self.said.has_message() {
+            self.speaks_first = false;
         }
         true
     }
 
     fn outcome(&self) -> Outcome {
-        if self.report.is_some() {
+        if self.report.is_some() || self.said.has_message() {
             return Outcome::Pending;
         }
-        match child::read_report(&self.said) {
+        match self.said.outcome() {
             Some(Err(failure)) => Outcome::Failed(failure),
             Some(Ok(message)) => Outcome::Done(message),
             None if self.leaf.was_out_of_memory() => {
@@ -327,6 +389,7 @@ impl Job {
                     }
                     news
                 }
+                (Way::OutOf(_), 0) if self.speaks_first => return,
                 (Way::OutOf(ring), 0) => {
                     let slot = mux.data_slot(self.stream);
                     if slot.is_empty() {
@@ -389,6 +452,11 @@ impl Job {
             }
         }
     }
+}
+
+/// Why a message of the host's is refused.
+pub fn unwanted(stream: u32) -> Failure {
+    Failure::new("protocol_error", format!("stream {stream} takes no such message"))
 }
 
 enum News {

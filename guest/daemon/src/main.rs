@@ -8,8 +8,10 @@ mod calibrate;
 mod cgroup;
 mod child;
 mod configure;
+mod connect;
 mod crc;
 mod exec;
+mod files;
 mod inlet;
 mod job;
 mod life;
@@ -18,6 +20,7 @@ mod net;
 mod process;
 mod processes;
 mod procs;
+mod report;
 mod retain;
 mod ring;
 mod server;
@@ -26,6 +29,7 @@ mod sys;
 mod terminal;
 mod tree;
 mod users;
+mod watch;
 
 fn main() {
     if std::process::id() != 1 {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use space_protocol::files::{Connect, FileRead, FileWrite};
 use space_protocol::messages::{Attach, Configure, Empty, Exec, Process, Source, Tree, Variable, decode};
 use space_protocol::{Decoder, Event, Failure, Message, Mux, Pipe, Role};
 
@@ -11,12 +12,13 @@ use crate::boot::{Held, Machine};
 use crate::calibrate::Calibration;
 use crate::cgroup::Workloads;
 use crate::child::{self, Needs};
-use crate::job::{Job, Outcome, Purpose, SLOTS, Way};
+use crate::connect::{self, Connection};
+use crate::job::{self, Job, Outcome, Purpose, SLOTS, Way};
 use crate::processes::Processes;
 use crate::ring::Ring;
 use crate::shutdown::Shutdown;
 use crate::sys::{self, Epoll};
-use crate::{configure, exec, metrics, process, procs, tree};
+use crate::{configure, exec, files, metrics, process, procs, tree, watch};
 
 /// Tokens below this are not a job's.
 const FIRST_JOB: u64 = 2 * SLOTS;
@@ -36,6 +38,8 @@ pub struct Server {
     ports: [Port; 2],
     signals: OwnedFd,
     core: Core,
+    /// There is place again in a queue that was full.
+    relieved: bool,
 }
 
 /// What the events of the ports act on.
@@ -46,6 +50,7 @@ struct Core {
     mux: Mux,
     jobs: BTreeMap<u64, Job>,
     processes: Processes,
+    connections: BTreeMap<u64, Connection>,
     calibrations: BTreeMap<u32, Calibration>,
     /// Sessions to be killed before the next child is reaped.
     doomed: BTreeSet<i32>,
@@ -78,13 +83,14 @@ impl Server {
             mux: Mux::new(),
             jobs: BTreeMap::new(),
             processes: Processes::default(),
+            connections: BTreeMap::new(),
             calibrations: BTreeMap::new(),
             doomed: BTreeSet::new(),
             next_job: FIRST_JOB,
             env: None,
             shutdown: None,
         };
-        Ok(Self { ports: [port(control, Pipe::Control), port(bulk, Pipe::Bulk)], signals, core })
+        Ok(Self { ports: [port(control, Pipe::Control), port(bulk, Pipe::Bulk)], signals, core, relieved: false })
     }
 
     /// Serve for ever.
@@ -100,10 +106,14 @@ impl Server {
             }
             self.core.keep_time();
             self.core.pump();
+            self.core.pump_connections();
             self.core.hunt();
+            let full = self.core.mux.is_full();
             for pipe in Pipe::ALL {
                 self.write(pipe);
             }
+            // What waited for place in the queue and for nothing else will have no other news.
+            self.relieved = full && !self.core.mux.is_full();
             if self.core.mux.open_streams() == 0 {
                 self.core.mux.shrink();
                 self.ports.iter_mut().for_each(|port| port.decoder.shrink());
@@ -115,11 +125,13 @@ impl Server {
     fn patience(&self) -> Option<Duration> {
         let readable = self.ports.iter().any(|port| port.readable) && !self.core.mux.is_congested();
         let more_to_send = Pipe::ALL.iter().any(|pipe| self.ports[pipe.index()].writable && !self.core.mux.pending(*pipe).is_empty());
-        if readable || more_to_send {
+        if readable || more_to_send || self.relieved {
             return Some(Duration::ZERO);
         }
         let verbs = self.core.jobs.values().filter_map(Job::deadline);
-        let deadlines = verbs.chain(self.core.processes.deadline()).chain(self.core.shutdown.as_ref().map(Shutdown::deadline));
+        let connections = self.core.connections.values().filter_map(Connection::deadline);
+        let deadlines =
+            verbs.chain(connections).chain(self.core.processes.deadline()).chain(self.core.shutdown.as_ref().map(Shutdown::deadline));
         deadlines.min().map(|at| at.saturating_sub(now()))
     }
 
@@ -137,6 +149,8 @@ impl Server {
             _ => {
                 if let Some(job) = self.core.jobs.get_mut(&(token / SLOTS * SLOTS)) {
                     job.mark(token % SLOTS);
+                } else if let Some(connection) = self.core.connections.get_mut(&token) {
+                    connection.mark();
                 } else {
                     self.core.processes.mark(token);
                 }
@@ -203,6 +217,8 @@ impl Core {
                     self.unless_refused(stream, fed);
                 } else if let Some(job) = self.jobs.values_mut().find(|job| job.stream() == stream) {
                     job.feed(&mut self.mux, bytes);
+                } else if let Some(connection) = self.connections.values_mut().find(|connection| connection.stream() == stream) {
+                    connection.feed(&mut self.mux, bytes);
                 } else {
                     self.mux.consumed(stream, bytes.len());
                 }
@@ -210,7 +226,10 @@ impl Core {
             Event::Message(stream, bytes) => {
                 let heard = match self.processes.on(stream) {
                     Some(process) => Message::decode(bytes).and_then(|message| process.obey(&message)),
-                    None => Err(Failure::new("protocol_error", format!("stream {stream} takes no messages"))),
+                    None => match self.jobs.values_mut().find(|job| job.stream() == stream) {
+                        Some(job) => job.tell(bytes).map(|()| 0),
+                        None => Err(job::unwanted(stream)),
+                    },
                 };
                 self.mux.consumed(stream, bytes.len() - heard.as_ref().unwrap_or(&0));
                 self.unless_refused(stream, heard.map(drop));
@@ -227,6 +246,8 @@ impl Core {
                     }
                 } else if let Some(job) = self.jobs.values_mut().find(|job| job.stream() == stream) {
                     job.end_input();
+                } else if let Some(connection) = self.connections.values_mut().find(|connection| connection.stream() == stream) {
+                    connection.end_input();
                 } else {
                     let closed = self.processes.closed(stream, &mut self.workloads).map(|session| self.doomed.extend(session));
                     self.unless_refused(stream, closed);
@@ -235,7 +256,12 @@ impl Core {
             Event::Reset(stream) => {
                 self.calibrations.remove(&stream);
                 self.doomed.extend(self.processes.lost(stream, &mut self.workloads));
-                let found = self.jobs.iter().find(|(_, job)| job.stream() == stream).map(|(id, _)| *id);
+                let cut = self.connections.iter().find(|(_, connection)| connection.stream() == stream).map(|(id, _)| *id);
+                if let Some(connection) = cut.and_then(|id| self.connections.remove(&id)) {
+                    connection.cut();
+                }
+                let found = self.jobs.iter_mut().find(|(_, job)| job.stream() == stream);
+                let found = found.and_then(|(id, job)| (!job.let_go(now())).then_some(*id));
                 if let Some(job) = found.and_then(|id| self.jobs.remove(&id)) {
                     self.doomed.extend(job.abandon(&mut self.workloads));
                 }
@@ -254,7 +280,21 @@ impl Core {
     /// What was started in a session does not outlive it, wherever it went, unless it is kept.
     fn end_session(&mut self) {
         self.calibrations.clear();
-        let (mut doomed, spared) = self.processes.end_session(&mut self.workloads);
+        std::mem::take(&mut self.connections).into_values().for_each(Connection::cut);
+        let (mut doomed, mut spared) = self.processes.end_session(&mut self.workloads);
+        // A child that clears up after itself is given the time for that.
+        let mut jobs = Vec::new();
+        for (id, mut job) in std::mem::take(&mut self.jobs) {
+            if job.let_go(now()) {
+                self.jobs.insert(id, job);
+            } else {
+                jobs.push(job);
+            }
+        }
+        for (leaf, leader) in self.jobs.values().map(Job::members) {
+            spared.leaves.insert(leaf.to_owned());
+            spared.leaders.insert(leader);
+        }
         doomed.append(&mut self.doomed);
         if spared.leaves.is_empty() || self.workloads.kill_all_but(&spared).is_err() {
             sys::kill_all_others();
@@ -262,7 +302,7 @@ impl Core {
             // Some of it may be in a group that is spared.
             procs::kill_sessions(self.held.proc.as_fd(), &doomed);
         }
-        for job in std::mem::take(&mut self.jobs).into_values() {
+        for job in jobs {
             job.abandon(&mut self.workloads);
         }
     }
@@ -312,6 +352,18 @@ impl Core {
             }
             "tree_put" => self.tree(stream, &decode(request)?, true),
             "tree_get" => self.tree(stream, &decode(request)?, false),
+            "file_stat" => self.in_child(stream, &decode(request)?, files::stat),
+            "file_list" => self.in_child(stream, &decode(request)?, files::list),
+            "file_mkdir" => self.in_child(stream, &decode(request)?, files::make_dir),
+            "file_move" => self.in_child(stream, &decode(request)?, files::rename),
+            "file_remove" => self.in_child(stream, &decode(request)?, files::remove),
+            "file_chmod" => self.in_child(stream, &decode(request)?, files::change_mode),
+            "file_chown" => self.in_child(stream, &decode(request)?, files::change_owner),
+            "file_symlink" => self.in_child(stream, &decode(request)?, files::link),
+            "watch" => self.in_child(stream, &decode(request)?, watch::watch),
+            "connect" => self.connect(stream, &decode(request)?),
+            "file_read" => self.file_read(stream, &decode(request)?),
+            "file_write" => self.file_write(stream, &decode(request)?),
             _ => Err(Failure::new("unsupported", format!("this daemon does not know the verb '{}'", exec::shown(verb.as_bytes())))),
         }
     }
@@ -356,15 +408,66 @@ impl Core {
 
     fn tree(&mut self, stream: u32, request: &Tree, put: bool) -> Result<(), Failure> {
         tree::check(request)?;
-        self.configured()?;
-        let needs = Needs { inlet: true, outlets: [true, false] };
-        let ring = Ring::new().map_err(|error| child::refusal("make room for a transfer", &error))?;
-        // Whatever the child takes or has, the daemon wants to hear of.
-        let _ = (ring.reader_waits(), ring.writer_waits());
+        let (ring, needs) = self.transfer()?;
         let work = || if put { tree::put(request, &ring) } else { tree::get(request, &ring) };
         let child = child::spawn(&self.held, &mut self.workloads, needs, &[], work)?;
         let way = if put { Way::Into(ring) } else { Way::OutOf(ring) };
         self.start(stream, Purpose::Verb, way, child).map(drop)
+    }
+
+    /// A verb that needs nothing but its request, and says all on its report.
+    fn in_child<T>(&mut self, stream: u32, request: &T, verb: fn(&T) -> Result<Message, Failure>) -> Result<(), Failure> {
+        self.configured()?;
+        let needs = Needs { inlet: false, outlets: [false; 2] };
+        let child = child::spawn(&self.held, &mut self.workloads, needs, &[], || verb(request))?;
+        self.start(stream, Purpose::Verb, Way::Pipes, child).map(drop)
+    }
+
+    fn file_read(&mut self, stream: u32, request: &FileRead) -> Result<(), Failure> {
+        let (ring, needs) = self.transfer()?;
+        let child = child::spawn(&self.held, &mut self.workloads, needs, &[], || files::read(request, &ring))?;
+        self.start(stream, Purpose::Verb, Way::OutOf(ring), child).map(Job::speak_first)
+    }
+
+    fn file_write(&mut self, stream: u32, request: &FileWrite) -> Result<(), Failure> {
+        let (ring, needs) = self.transfer()?;
+        let (theirs, ours) = sys::pipe().map_err(|error| child::refusal("make a pipe", &error))?;
+        let child = child::spawn(&self.held, &mut self.workloads, needs, &[theirs.as_fd()], || files::write(request, &ring))?;
+        self.start(stream, Purpose::Verb, Way::Into(ring), child).map(|job| job.take_messages(ours))
+    }
+
+    fn connect(&mut self, stream: u32, request: &Connect) -> Result<(), Failure> {
+        self.configured()?;
+        if self.connections.len() >= connect::MOST {
+            return Err(Failure::new("no_capacity", format!("{} connections are open already", connect::MOST)));
+        }
+        let connection = Connection::open(stream, request, now())?;
+        let id = self.token();
+        connection.watch(&self.epoll, id).map_err(|error| child::refusal("watch a connection", &error))?;
+        self.connections.insert(id, connection);
+        Ok(())
+    }
+
+    fn pump_connections(&mut self) {
+        let (now, mux, epoll) = (now(), &mut self.mux, &self.epoll);
+        self.connections.retain(|id, connection| match connection.pump(mux, epoll, *id, now) {
+            None => true,
+            Some(outcome) => {
+                if let Err(failure) = outcome {
+                    mux.reset(connection.stream(), &failure);
+                }
+                false
+            }
+        });
+    }
+
+    /// A ring, and the bells that its child needs.
+    fn transfer(&self) -> Result<(Ring, Needs), Failure> {
+        self.configured()?;
+        let ring = Ring::new().map_err(|error| child::refusal("make room for a transfer", &error))?;
+        // Whatever the child takes or has, the daemon wants to hear of.
+        let _ = (ring.reader_waits(), ring.writer_waits());
+        Ok((ring, Needs { inlet: true, outlets: [true, false] }))
     }
 
     /// Nothing of the caller's runs before clock and random numbers are right.
@@ -472,6 +575,7 @@ mod tests {
             mux: Mux::new(),
             jobs: BTreeMap::new(),
             processes: Processes::default(),
+            connections: BTreeMap::new(),
             calibrations: BTreeMap::new(),
             doomed: BTreeSet::new(),
             next_job: FIRST_JOB,

@@ -107,6 +107,15 @@ struct Stream {
     got_close: bool,
 }
 
+impl Stream {
+    /// A CLOSE behind all that waits, once.
+    fn end(&mut self) {
+        if !self.sent_close && !matches!(self.tail.back(), Some(Tail::Close)) {
+            self.tail.push_back(Tail::Close);
+        }
+    }
+}
+
 /// The acceptor's side of a session.
 #[derive(Default)]
 pub struct Mux {
@@ -164,6 +173,11 @@ impl Mux {
     pub fn written(&mut self, pipe: Pipe, count: usize) {
         let out = &mut self.out[pipe.index()];
         out.start = (out.start + count).min(out.end);
+    }
+
+    /// Whether a pipe's queue is so long that streams wait for it.
+    pub fn is_full(&self) -> bool {
+        self.out.iter().zip(ENOUGH).any(|(out, enough)| out.waiting() >= enough)
     }
 
     /// Whether the peer leaves so much unread that nothing more should be read from it.
@@ -231,11 +245,35 @@ impl Mux {
         }
     }
 
+    /// Send a message that is encoded already, when there is credit for it.
+    pub fn send_encoded(&mut self, stream: u32, message: Vec<u8>) {
+        if let Some(found) = self.streams.get_mut(&stream).filter(|found| !found.finished && !message.is_empty()) {
+            found.tail.push_back(Tail::Msg(message));
+            self.flush_tail(stream);
+        }
+    }
+
+    /// Whether the messages of a stream have gone out, so that another would not pile up. A stream that has ended takes any, and drops them.
+    pub fn takes_messages(&self, stream: u32) -> bool {
+        self.streams.get(&stream).is_none_or(|found| {
+            let pipe = found.pipe.index();
+            found.tail.is_empty() && self.out[pipe].waiting() < ENOUGH[pipe]
+        })
+    }
+
+    /// Send nothing more on a stream; what still comes on it is wanted.
+    pub fn half_close(&mut self, stream: u32) {
+        if let Some(found) = self.streams.get_mut(&stream) {
+            found.end();
+            self.flush_tail(stream);
+        }
+    }
+
     /// Send nothing more on a stream; what still comes on it is discarded.
     pub fn close(&mut self, stream: u32) {
-        if let Some(found) = self.streams.get_mut(&stream).filter(|found| !found.finished) {
+        if let Some(found) = self.streams.get_mut(&stream) {
             found.finished = true;
-            found.tail.push_back(Tail::Close);
+            found.end();
             self.flush_tail(stream);
         }
     }

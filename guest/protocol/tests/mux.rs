@@ -1,8 +1,9 @@
 //! Dialogues between a mux and an opener: frames in, events and frames out.
 
+use space_protocol::files::{Change, Changes};
 use space_protocol::frame::{self, GREETING, Greeting, MAX_STREAMS, VERSION};
 use space_protocol::messages::{Empty, decode, encode};
-use space_protocol::{Decoder, Event, Failure, Item, Kind, Message, Mux, Pipe, Role};
+use space_protocol::{Bytes, Decoder, Event, Failure, Item, Kind, Message, Mux, Pipe, Role};
 
 const NONCE: [u8; 16] = [7; 16];
 const DONE: Message = Message::Done(Empty {});
@@ -206,6 +207,37 @@ fn messages_of_the_host_come_in_order_with_its_data() {
     assert_eq!(link.send(Pipe::Control, Kind::Data, 1, b"abc"), ["1 data 3"]);
     assert_eq!(link.send(Pipe::Control, Kind::Msg, 1, b"\x80"), ["1 message 1"]);
     assert_eq!(link.send(Pipe::Control, Kind::Close, 1, b""), ["1 close"]);
+}
+
+#[test]
+fn a_stream_that_was_closed_in_one_direction_still_takes_what_comes() {
+    let mut link = Link::open();
+    link.noop(Pipe::Bulk, 1);
+    link.mux.half_close(1);
+    link.mux.half_close(1);
+    assert_eq!(link.heard(Pipe::Bulk), ["1 Close"]);
+    assert_eq!(link.send(Pipe::Bulk, Kind::Data, 1, b"abc"), ["1 data 3"]);
+    assert_eq!(link.send(Pipe::Bulk, Kind::Close, 1, b""), ["1 close"]);
+    assert_eq!(link.mux.open_streams(), 0);
+}
+
+#[test]
+fn messages_that_wait_for_credit_are_told() {
+    let mut link = Link::open();
+    link.noop(Pipe::Control, 1);
+    let change = Change { kind: "created".into(), path: Bytes(vec![b'x'; 60_000]), from: None, directory: false };
+    let long = Message::Changes(Changes { changes: vec![change] });
+    for _ in 0..4 {
+        assert!(link.mux.takes_messages(1));
+        link.mux.send_encoded(1, long.encode());
+        link.heard(Pipe::Control);
+    }
+    assert!(link.mux.takes_messages(1));
+    link.mux.send_encoded(1, long.encode());
+    assert!(!link.mux.takes_messages(1), "its credit is used up");
+    assert_eq!(link.send(Pipe::Control, Kind::Credit, 1, &100_000_u32.to_le_bytes()), ["1 credit"]);
+    assert!(link.mux.takes_messages(1));
+    assert!(link.mux.takes_messages(9), "nobody waits for a stream that has ended");
 }
 
 #[test]

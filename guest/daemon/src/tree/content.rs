@@ -10,7 +10,7 @@ use crate::ring::copy_slice;
 use crate::sys;
 
 /// Files from this size on go around the page cache.
-const LARGE: u64 = 256 << 10;
+pub const LARGE: u64 = 256 << 10;
 /// What is written at once.
 const BATCH: usize = 1 << 20;
 const PAGE: usize = 4096;
@@ -115,7 +115,8 @@ impl Reader {
     }
 }
 
-fn set_direct(file: BorrowedFd<'_>, on: bool) -> io::Result<()> {
+/// Go around the page cache, or no longer.
+pub fn set_direct(file: BorrowedFd<'_>, on: bool) -> io::Result<()> {
     // SAFETY: plain calls with a valid descriptor.
     unsafe {
         let flags = sys::check(libc::fcntl(file.as_raw_fd(), libc::F_GETFL))?;

@@ -6,10 +6,10 @@
 //! - [`unpack`]: a stream to files below a destination, never outside of it
 //! - [`pack`]: files to a stream
 
-mod content;
+pub mod content;
 mod header;
 mod pack;
-mod stream;
+pub mod stream;
 mod unpack;
 
 use std::ffi::OsStr;
@@ -36,7 +36,7 @@ pub fn check(request: &Tree) -> Result<(), Failure> {
 
 /// In a child: unpack what comes through the ring below the path.
 pub fn put(request: &Tree, ring: &Ring) -> Result<Message, Failure> {
-    become_user(request)?;
+    become_user(request.user.as_deref())?;
     let path = &request.path.0;
     let target = destination(path).map_err(|error| fault("unpack into", path, &error))?;
     let mut feed = stream::RingFeed::new(ring);
@@ -48,7 +48,7 @@ pub fn put(request: &Tree, ring: &Ring) -> Result<Message, Failure> {
 
 /// In a child: pack the path into the ring.
 pub fn get(request: &Tree, ring: &Ring) -> Result<Message, Failure> {
-    become_user(request)?;
+    become_user(request.user.as_deref())?;
     let path = &request.path.0;
     let name = sys::c_string(path).map_err(|error| fault("read", path, &error))?;
     // Not blocking, for the path may lead to a FIFO.
@@ -65,8 +65,8 @@ pub fn get(request: &Tree, ring: &Ring) -> Result<Message, Failure> {
 }
 
 /// Relative paths begin at the user's home, as they do for `exec`.
-fn become_user(request: &Tree) -> Result<(), Failure> {
-    let account = Account::load(request.user.as_deref().unwrap_or(DEFAULT_USER))?;
+pub fn become_user(user: Option<&str>) -> Result<(), Failure> {
+    let account = Account::load(user.unwrap_or(DEFAULT_USER))?;
     account.enter()?;
     let home = Path::new(OsStr::from_bytes(&account.home));
     sys::change_dir(home).or_else(|_| sys::change_dir(Path::new("/"))).map_err(|error| fault("enter", &account.home, &error))?;
