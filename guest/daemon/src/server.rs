@@ -4,21 +4,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use space_protocol::files::{Connect, FileRead, FileWrite};
-use space_protocol::messages::{Attach, Configure, Empty, Exec, Process, Source, Tree, Variable, decode};
+use space_protocol::messages::{Attach, Configure, Empty, Exec, Process, Source, Variable, decode};
 use space_protocol::{Decoder, Event, Failure, Message, Mux, Pipe, Role};
 
 use crate::boot::{Held, Machine};
 use crate::calibrate::Calibration;
 use crate::cgroup::Workloads;
 use crate::child::{self, Needs};
-use crate::connect::{self, Connection};
+use crate::connect::Connection;
 use crate::job::{self, Job, Outcome, Purpose, SLOTS, Way};
 use crate::processes::Processes;
-use crate::ring::Ring;
 use crate::shutdown::Shutdown;
 use crate::sys::{self, Epoll};
-use crate::{configure, exec, files, metrics, process, procs, tree, watch};
+use crate::{configure, exec, files, metrics, process, procs, watch};
+
+mod verbs;
 
 /// Tokens below this are not a job's.
 const FIRST_JOB: u64 = 2 * SLOTS;
@@ -404,70 +404,6 @@ impl Core {
         }
         self.processes.insert(id, process);
         Ok(())
-    }
-
-    fn tree(&mut self, stream: u32, request: &Tree, put: bool) -> Result<(), Failure> {
-        tree::check(request)?;
-        let (ring, needs) = self.transfer()?;
-        let work = || if put { tree::put(request, &ring) } else { tree::get(request, &ring) };
-        let child = child::spawn(&self.held, &mut self.workloads, needs, &[], work)?;
-        let way = if put { Way::Into(ring) } else { Way::OutOf(ring) };
-        self.start(stream, Purpose::Verb, way, child).map(drop)
-    }
-
-    /// A verb that needs nothing but its request, and says all on its report.
-    fn in_child<T>(&mut self, stream: u32, request: &T, verb: fn(&T) -> Result<Message, Failure>) -> Result<(), Failure> {
-        self.configured()?;
-        let needs = Needs { inlet: false, outlets: [false; 2] };
-        let child = child::spawn(&self.held, &mut self.workloads, needs, &[], || verb(request))?;
-        self.start(stream, Purpose::Verb, Way::Pipes, child).map(drop)
-    }
-
-    fn file_read(&mut self, stream: u32, request: &FileRead) -> Result<(), Failure> {
-        let (ring, needs) = self.transfer()?;
-        let child = child::spawn(&self.held, &mut self.workloads, needs, &[], || files::read(request, &ring))?;
-        self.start(stream, Purpose::Verb, Way::OutOf(ring), child).map(Job::speak_first)
-    }
-
-    fn file_write(&mut self, stream: u32, request: &FileWrite) -> Result<(), Failure> {
-        let (ring, needs) = self.transfer()?;
-        let (theirs, ours) = sys::pipe().map_err(|error| child::refusal("make a pipe", &error))?;
-        let child = child::spawn(&self.held, &mut self.workloads, needs, &[theirs.as_fd()], || files::write(request, &ring))?;
-        self.start(stream, Purpose::Verb, Way::Into(ring), child).map(|job| job.take_messages(ours))
-    }
-
-    fn connect(&mut self, stream: u32, request: &Connect) -> Result<(), Failure> {
-        self.configured()?;
-        if self.connections.len() >= connect::MOST {
-            return Err(Failure::new("no_capacity", format!("{} connections are open already", connect::MOST)));
-        }
-        let connection = Connection::open(stream, request, now())?;
-        let id = self.token();
-        connection.watch(&self.epoll, id).map_err(|error| child::refusal("watch a connection", &error))?;
-        self.connections.insert(id, connection);
-        Ok(())
-    }
-
-    fn pump_connections(&mut self) {
-        let (now, mux, epoll) = (now(), &mut self.mux, &self.epoll);
-        self.connections.retain(|id, connection| match connection.pump(mux, epoll, *id, now) {
-            None => true,
-            Some(outcome) => {
-                if let Err(failure) = outcome {
-                    mux.reset(connection.stream(), &failure);
-                }
-                false
-            }
-        });
-    }
-
-    /// A ring, and the bells that its child needs.
-    fn transfer(&self) -> Result<(Ring, Needs), Failure> {
-        self.configured()?;
-        let ring = Ring::new().map_err(|error| child::refusal("make room for a transfer", &error))?;
-        // Whatever the child takes or has, the daemon wants to hear of.
-        let _ = (ring.reader_waits(), ring.writer_waits());
-        Ok((ring, Needs { inlet: true, outlets: [true, false] }))
     }
 
     /// Nothing of the caller's runs before clock and random numbers are right.

@@ -3,6 +3,9 @@
 
 use std::time::{Duration, Instant};
 
+use space_protocol::files::{
+    Connect, FileChmod, FileChown, FileList, FileMkdir, FileMove, FileRead, FileRemove, FileStat, FileSymlink, FileWrite, Watch,
+};
 use space_protocol::frame::{self, Greeting, HEADER, VERSION};
 use space_protocol::messages::{Configure, Empty, Exec, Source, Tree, Window, decode, encode};
 use space_protocol::{Bytes, Decoder, Event, Failure, Item, Kind, Message, Mux, Pipe, Role};
@@ -55,7 +58,34 @@ fn requests() -> Vec<Vec<u8>> {
     };
     let configure = Configure { realtime_ns: 1, entropy: Bytes(vec![1; 64]), hostname: "a".into(), env: vec![], generation: 1 };
     let tree = Tree { path: bytes("/tmp"), user: Some("root".into()) };
-    vec![encode(&exec), encode(&configure), encode(&tree), encode(&Source { bytes: 1 << 40 }), encode(&Empty {})]
+    let mut all = vec![encode(&exec), encode(&configure), encode(&tree), encode(&Source { bytes: 1 << 40 }), encode(&Empty {})];
+    all.extend(file_requests());
+    all
+}
+
+fn file_requests() -> Vec<Vec<u8>> {
+    let (path, user) = (Bytes(b"a/\xff".to_vec()), Some("root".to_owned()));
+    let (owner, group) = (Some("user".to_owned()), None);
+    vec![
+        encode(&FileStat { path: path.clone(), user: None, follow: true }),
+        encode(&FileList { path: path.clone(), user: user.clone(), depth: 1, after: Some(path.clone()), limit: 10_000 }),
+        encode(&FileRead { path: path.clone(), user: user.clone(), offset: 1 << 40, length: None }),
+        encode(&FileWrite { path: path.clone(), user: None, mode: Some(0o644), append: true, parents: false, exclusive: true }),
+        encode(&FileMkdir { path: path.clone(), user: user.clone(), mode: None, parents: true }),
+        encode(&FileMove { path: path.clone(), user: None, to: path.clone(), replace: true }),
+        encode(&FileRemove { path: path.clone(), user: user.clone(), recursive: true, missing_ok: false }),
+        encode(&FileChmod { path: path.clone(), user: None, mode: 0o7777, recursive: true }),
+        encode(&FileChown { path: path.clone(), user: user.clone(), owner, group, recursive: false }),
+        encode(&FileSymlink { path: path.clone(), user: None, target: path.clone(), replace: false }),
+        encode(&Watch { path, user, recursive: true }),
+        encode(&Connect { port: 8080 }),
+    ]
+}
+
+fn some_request(random: &mut Random) -> Vec<u8> {
+    let mut all = requests();
+    let at = random.below(all.len());
+    all.swap_remove(at)
 }
 
 /// A conversation of valid frames with some bytes changed, left out or put in.
@@ -64,7 +94,7 @@ fn conversation(random: &mut Random, pipe: Pipe) -> Vec<u8> {
     for seq in 2..2 + random.below(20) as u32 {
         let (kind, _) = Kind::ALL[random.below(Kind::ALL.len())];
         let payload = match kind {
-            Kind::Open => [&b"\x04exec"[..], &requests()[random.below(5)]].concat(),
+            Kind::Open => [&b"\x04exec"[..], &some_request(random)].concat(),
             Kind::Close => vec![],
             Kind::Credit => vec![1, 0, random.next() as u8, 0],
             Kind::Ping | Kind::Pong => vec![0; 8],
@@ -209,7 +239,7 @@ fn a_mux_that_both_pipes_have_joined_survives_any_frames() {
 fn messages_from_mutated_bytes_are_refused_or_mean_what_they_say() {
     let (mut good, mut bad) = (0, 0);
     for mut random in rounds(20_000) {
-        let mut bytes = requests().swap_remove(random.below(5));
+        let mut bytes = some_request(&mut random);
         for _ in 0..=random.below(3) {
             let at = random.below(bytes.len());
             match random.below(4) {
@@ -233,6 +263,7 @@ fn messages_from_mutated_bytes_are_refused_or_mean_what_they_say() {
             })*};
         }
         same!(Exec, Configure, Tree, Source, Empty, Failure);
+        same!(FileStat, FileList, FileRead, FileWrite, FileMkdir, FileMove, FileRemove, FileChmod, FileChown, FileSymlink, Watch, Connect);
         if let Ok(message) = Message::decode(&bytes) {
             assert_eq!(Message::decode(&message.encode()), Ok(message));
         }

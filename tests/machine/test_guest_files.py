@@ -1,0 +1,351 @@
+"""Files, watches and ports of a real guest, where the fake has nothing to say: size, a full disk, who is killed, what others see."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import msgspec
+import pytest
+
+from space.bench import bare
+from space.core.wire import files, guest
+from space.core.wire.events import Data
+from space.model.errors import GuestError, SpaceError
+from space.rpc.session import Session
+from space.testing.filecalls import HERE, connected, exchange, page, read, read_pieces, until, watching, write
+
+BOOT = 90.0
+Test = Callable[["Place"], Awaitable[None]]
+Run = Callable[[Test], None]
+
+
+class Place:
+    """A guest and a session with it; `again` ends that and begins another."""
+
+    def __init__(self, machine: bare.Running) -> None:
+        self._machine = machine
+        self.session: Session
+
+    async def again(self) -> None:
+        if hasattr(self, "session"):
+            await self.session.aclose()
+        async with asyncio.timeout(BOOT):
+            self.session = await Session.open_guest(*self._machine.connect(), 1, reconnect=True)
+        request = guest.Configure(time.time_ns(), os.urandom(64), "files", [], 1)
+        guest.expect(guest.Configured, await self.session.call("configure", request))
+
+    async def sh(self, text: str, *, user: str = "user", check: bool = True) -> str:
+        """Run a shell command; its output."""
+        argv = [word.encode() for word in ("sh", "-c", text)]
+        request = guest.Exec(argv, None, [], user, 60_000, False)
+        output = b""
+        async with await self.session.open("exec", request, finish=True) as stream:
+            async for event in stream:
+                if isinstance(event, Data):
+                    output += event.payload
+                else:
+                    last = guest.decode(event.payload)
+        assert not check or (isinstance(last, guest.Exited) and last.code == 0), (text, output, last)
+        return output.decode()
+
+    async def names(self, path: bytes) -> list[bytes]:
+        return [file.name for file in (await page(self.session, path))[0]]
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """One guest for all of them."""
+    with bare.running("tcg") as machine:
+
+        def run(test: Test) -> None:
+            async def main() -> None:
+                place = Place(machine)
+                await place.again()
+                try:
+                    async with asyncio.timeout(120):
+                        await test(place)
+                finally:
+                    await place.session.aclose()
+
+            asyncio.run(main())
+
+        yield run
+
+
+@contextmanager
+def refused(code: str, words: str = "") -> Iterator[None]:
+    with pytest.raises(SpaceError) as error:
+        yield
+    assert error.value.code == code, error.value
+    assert words in error.value.message
+
+
+def test_two_gigabytes_of_hole_come_in_bounded_time(run: Run) -> None:
+    async def test(place: Place) -> None:
+        await place.sh("truncate -s 2100000000 /tmp/sparse && printf end >> /tmp/sparse")
+        await place.sh("printf mid | dd of=/tmp/sparse bs=1 seek=1000000000 conv=notrunc")
+        begun = time.monotonic()
+        count = crc = 0
+        async for piece in read_pieces(place.session, b"/tmp/sparse"):
+            count += len(piece)
+            crc = zlib.crc32(piece, crc)
+        took = time.monotonic() - begun
+        print(f"2.1 GB of hole in {took:.1f} s, {count / took / 1e6:.0f} MB/s")
+        assert count == 2_100_000_003
+        assert took < 90
+        assert await read(place.session, b"/tmp/sparse", 999_999_999, 5) == b"\0mid\0"
+        await place.sh("rm /tmp/sparse")
+
+    run(test)
+
+
+def test_large_files_go_at_the_channels_rate(run: Run) -> None:
+    async def test(place: Place) -> None:
+        sent = os.urandom(64 << 20)
+        begun = time.monotonic()
+        await write(place.session, b"/tmp/large", sent)
+        written = time.monotonic()
+        assert await read(place.session, b"/tmp/large") == sent
+        done = time.monotonic()
+        print(f"64 MiB in {written - begun:.2f} s, out {done - written:.2f} s")
+        assert await place.sh("sha1sum < /tmp/large | wc -c; rm /tmp/large") == "44\n"
+
+    run(test)
+
+
+def test_a_full_disk_is_told_and_leaves_the_old_file(run: Run) -> None:
+    async def test(place: Place) -> None:
+        await place.sh("mkdir /mnt/full && mount -t tmpfs -o size=4m,mode=777 none /mnt/full", user="root")
+        await write(place.session, b"/mnt/full/old", b"old")
+        for path in (b"/mnt/full/old", b"/mnt/full/new"):
+            with refused("no_capacity", "disk is full"):
+                await write(place.session, path, [bytes(1 << 20)] * 8)
+        with refused("no_capacity"):
+            await write(place.session, b"/mnt/full/log", bytes(8 << 20), append=True)
+        assert await read(place.session, b"/mnt/full/old") == b"old"
+        await place.sh("rm /mnt/full/log")
+        assert await place.names(b"/mnt/full") == [b"old"]
+        await write(place.session, b"/mnt/full/old", b"newer")
+        with refused("unsupported"):
+            await place.session.call("file_move", files.FileMove(b"/mnt/full/old", None, b"/tmp/old", replace=False))
+        with refused("conflict", "mounted"):
+            await place.session.call("file_remove", files.FileRemove(b"/mnt", "root", recursive=True, missing_ok=False))
+        assert await read(place.session, b"/mnt/full/old") == b"newer"
+        await place.sh("umount /mnt/full && rmdir /mnt/full", user="root")
+
+    run(test)
+
+
+def test_a_reader_sees_the_old_or_the_new_file_never_a_part(run: Run) -> None:
+    reader = """
+import os, sys
+seen = set()
+while not os.path.exists('/tmp/atomic-stop'):
+    with open('/tmp/atomic', 'rb') as file: data = file.read()
+    seen.add((len(data), len(set(data))))
+print(sorted(seen))
+"""
+
+    async def test(place: Place) -> None:
+        await write(place.session, b"/tmp/atomic", b"0" * 500_000)
+        looking = asyncio.create_task(place.sh(f'python3 -c "{reader}"'))
+        for number in range(1, 25):
+            await write(place.session, b"/tmp/atomic", b"%d" % (number % 10) * 500_000)
+        await write(place.session, b"/tmp/atomic-stop", b"")
+        assert await looking == "[(500000, 1)]\n"
+        await place.sh("rm /tmp/atomic /tmp/atomic-stop")
+
+    run(test)
+
+
+@pytest.mark.parametrize("how", ["reset", "session", "killed"])
+def test_a_write_that_is_cut_off_leaves_nothing(run: Run, how: str) -> None:
+    async def test(place: Place) -> None:
+        await place.sh("mkdir -p /tmp/cut")
+        await write(place.session, b"/tmp/cut/old", b"old")
+        used = await place.sh("df --output=used / | tail -1")
+        for path in (b"/tmp/cut/old", b"/tmp/cut/new"):
+            stream = await place.session.open("file_write", msgspec.structs.replace(HERE, path=path), bulk=True)
+            await stream.send(os.urandom(8 << 20))
+            if how == "reset":
+                await stream.reset("unavailable", "the test")
+            elif how == "session":
+                await place.again()
+            else:
+                # The child is the one process of the user that is named as the daemon is.
+                await place.sh("kill -9 $(pgrep -u user -f '^/init$' || pgrep -u user -x 'space|init')")
+                with pytest.raises(GuestError, match="killed"):
+                    await anext(stream)
+        assert await place.names(b"/tmp/cut") == [b"old"]
+        assert await read(place.session, b"/tmp/cut/old") == b"old"
+        for _ in range(50):
+            if await place.sh("df --output=used / | tail -1") <= used:
+                break
+            await asyncio.sleep(0.1)
+        assert int(await place.sh("df --output=used / | tail -1")) <= int(used) + 1024, "its blocks are free again"
+        await place.sh("rm -r /tmp/cut")
+
+    run(test)
+
+
+def test_ten_thousand_files_come_in_pages(run: Run) -> None:
+    async def test(place: Place) -> None:
+        await place.sh("mkdir /tmp/many && cd /tmp/many && seq -f 'n%05g' 1 10000 | xargs touch")
+        begun = time.monotonic()
+        whole, more = await page(place.session, b"/tmp/many")
+        took = time.monotonic() - begun
+        print(f"10,000 files in {took:.2f} s")
+        names = [b"n%05d" % number for number in range(1, 10_001)]
+        assert ([file.name for file in whole], more) == (names, False)
+        found: list[bytes] = []
+        more = True
+        while more:
+            listed, more = await page(place.session, b"/tmp/many", 1, found[-1] if found else None, 3000)
+            found += [file.name for file in listed]
+        assert found == names
+        await place.session.call("file_remove", files.FileRemove(b"/tmp/many", None, recursive=True, missing_ok=False))
+
+    run(test)
+
+
+def test_a_reader_that_takes_nothing_holds_back_only_itself(run: Run) -> None:
+    async def test(place: Place) -> None:
+        await place.sh("mkdir -p /tmp/slow && cd /tmp/slow && seq -f 'n%05g' 1 10000 | xargs touch; truncate -s 300000000 /tmp/slow/big")
+        stalled = [
+            await place.session.open("file_list", files.FileList(b"/tmp/slow", None, 1, None, 10_000), bulk=True, finish=True),
+            await place.session.open("file_read", files.FileRead(b"/tmp/slow/big", None, 0, None), bulk=True, finish=True),
+        ]
+        await asyncio.sleep(0.5)
+        begun = time.monotonic()
+        assert await read(place.session, b"/etc/hostname")
+        await place.session.call("noop", guest.Empty())
+        assert time.monotonic() - begun < 10
+        listed = [event async for event in stalled[0]]
+        assert sum(len(one.files) for event in listed if isinstance(one := guest.decode(event.payload), files.Files)) == 10_000
+        await stalled[1].reset("unavailable", "enough")
+        await place.sh("rm -r /tmp/slow")
+
+    run(test)
+
+
+def test_what_programs_do_is_watched_recursively(run: Run) -> None:
+    async def test(place: Place) -> None:
+        await place.sh("mkdir -p /tmp/watched/here")
+        async with watching(place.session, b"/tmp/watched") as stream:
+            await place.sh("cd /tmp/watched && echo 1 > a && mv a here/b && chmod 600 here/b && rm here/b")
+            assert await until(stream, "deleted here/b") == [
+                "created a",
+                "modified a",
+                "moved a here/b",
+                "attributes here/b",
+                "deleted here/b",
+            ]
+            await place.sh("mkdir -p /tmp/watched/x/y/z && echo > /tmp/watched/x/y/z/f")
+            found = await until(stream, "created x/y/z/f")
+            assert [one for one in found if one.startswith("created")] == [
+                "created/ x",
+                "created/ x/y",
+                "created/ x/y/z",
+                "created x/y/z/f",
+            ]
+            await place.sh("mv /tmp/watched/x /tmp/watched/w && echo > /tmp/watched/w/y/z/g && mv /tmp/watched/w /tmp/w-out")
+            found = await until(stream, "deleted/ w")
+            assert [one for one in found if not one.startswith("modified")] == ["moved/ x w", "created w/y/z/g", "deleted/ w"]
+            await place.sh("rm -r /tmp/watched /tmp/w-out")
+            with suppress(StopAsyncIteration):
+                await until(stream, "never")
+
+    run(test)
+
+
+def test_a_watch_that_nobody_reads_tells_that_it_lost_something(run: Run) -> None:
+    async def test(place: Place) -> None:
+        await place.sh("mkdir -p /tmp/flood")
+        async with watching(place.session, b"/tmp/flood") as stream:
+            # More than its credit and the kernel's queue hold.
+            make = "seq -f 'a-name-that-takes-some-place-%06g' 1 15000 | xargs touch"
+            await place.sh(f"cd /tmp/flood && for round in 1 2 3; do {make}; rm -rf /tmp/flood/*; done")
+            lost = False
+            while not lost:
+                message = guest.decode((await anext(stream)).payload)
+                lost = isinstance(message, files.Overflow)
+            await place.sh("mkdir /tmp/flood/after && sleep 0.1 && touch /tmp/flood/after/all")
+            await until(stream, "created after/all")
+        await place.sh("rm -r /tmp/flood")
+
+    run(test)
+
+
+def test_a_kernel_without_more_watches_is_named(run: Run) -> None:
+    async def test(place: Place) -> None:
+        before = (await place.sh("cat /proc/sys/fs/inotify/max_user_watches")).strip()
+        await place.sh("mkdir -p /tmp/narrow/$(seq -s / 1 20) && echo 10 > /proc/sys/fs/inotify/max_user_watches", user="root")
+        with refused("no_capacity", "fs.inotify.max_user_watches"):
+            async with watching(place.session, b"/tmp/narrow"):
+                pass
+        await place.sh(f"echo {before} > /proc/sys/fs/inotify/max_user_watches; rm -r /tmp/narrow", user="root")
+
+    run(test)
+
+
+_SERVER = "python3 -m http.server {port} --bind {host} --directory /tmp >/dev/null 2>&1"
+_HALF = """
+import socket, struct
+server = socket.create_server(('127.0.0.1', 8083))
+print('ready', flush=True)
+one = server.accept()[0]
+count = 0
+while data := one.recv(65536): count += len(data)
+one.sendall(b'%d' % count)
+one.close()
+two = server.accept()[0]
+two.recv(1)
+two.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+two.close()
+"""
+
+
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 8081), ("::1", 8082)])
+def test_a_port_of_the_guest_is_reached(run: Run, host: str, port: int) -> None:
+    async def test(place: Place) -> None:
+        await write(place.session, b"/tmp/served", b"x" * 3_000_000)
+        serving = asyncio.create_task(place.sh(_SERVER.format(host=host, port=port), check=False))
+        answer = b""
+        while not answer:
+            with suppress(SpaceError):
+                async with connected(place.session, port) as stream:
+                    answer = await exchange(stream, b"GET /served HTTP/1.0\r\n\r\n")
+            await asyncio.sleep(0.1)
+        assert answer.startswith(b"HTTP/1.0 200")
+        assert answer.endswith(b"x" * 3_000_000)
+        serving.cancel()
+        with suppress(asyncio.CancelledError):
+            await serving
+
+    run(test)
+
+
+def test_each_direction_of_a_connection_ends_by_itself_and_a_reset_is_told(run: Run) -> None:
+    async def test(place: Place) -> None:
+        await write(place.session, b"/tmp/half.py", _HALF.encode())
+        serving = asyncio.create_task(place.sh("python3 /tmp/half.py"))
+        back = b""
+        while not back:
+            with suppress(SpaceError):
+                async with connected(place.session, 8083) as stream:
+                    back = await exchange(stream, bytes(5_000_000))
+            await asyncio.sleep(0.1)
+        assert back == b"5000000"
+        with refused("guest_error", "8083"):
+            async with connected(place.session, 8083) as stream:
+                await stream.send(b"xx")
+                async for _ in stream:
+                    pass
+        await serving
+
+    run(test)
