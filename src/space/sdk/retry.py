@@ -1,7 +1,8 @@
 """When a request may be repeated, and after how long. Decisions only.
 
-Repeated are GET, DELETE and a create that carries an idempotency key: a second arrival changes nothing. A command, an
-upload, a pause are never repeated by the SDK: only the caller knows whether twice is right.
+Repeated are GET, DELETE, a create that carries an idempotency key, and what sets a value whole (a file's bytes, modes, a quota): a
+second arrival changes nothing. A command, its input, an upload, a pause are never repeated by the SDK: only the caller knows whether
+twice is right. docs/sdk.md has the table.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ import pytest
 from space import AsyncClient, AsyncSandbox
 from space.model.errors import Conflict, Gone, InvalidArgument, NoCapacity, NotFound, SandboxDied, StreamCut, Unauthenticated
 from space.model.files import FileChange
-from space.model.sandbox import MAX_STDIN, Phase
-from space.sdk import Output
+from space.model.sandbox import MAX_STDIN, IdlePolicy, Phase
+from space.model.tenants import Quota
+from space.sdk import Event, EventGap, Output
 from space.sdk.testing import MockServer
 from space.testing.simcontrol import World, a_world, controlled, until
 
@@ -260,6 +261,87 @@ def test_a_watch(talk: Callable[[Dialogue], None]) -> None:
             with pytest.raises(NotFound):
                 async with sandbox.files.watch("/srv/none"):
                     pass
+
+    talk(dialogue)
+
+
+def test_changes_of_a_sandbox(talk: Callable[[Dialogue], None]) -> None:
+    async def dialogue(client: AsyncClient) -> None:
+        async with await AsyncSandbox.create(client=client, metadata={"a": "b"}, idle=IdlePolicy(300), on_timeout="pause") as sandbox:
+            before = await sandbox.info()
+            assert (before.spec.idle, before.spec.on_timeout) == (IdlePolicy(300, "pause"), "pause")
+            info = await sandbox.update(metadata={"c": "d"}, ttl_seconds=900)
+            assert (info.spec.metadata, info.spec.ttl_seconds, info.spec.idle) == ({"a": "b", "c": "d"}, 900, IdlePolicy(300, "pause"))
+            assert info.revision > before.revision
+            info = await sandbox.update(metadata={"a": None}, idle=None, on_timeout="delete", revision=info.revision)
+            assert (info.spec.metadata, info.spec.idle, info.spec.on_timeout) == ({"c": "d"}, None, "delete")
+            with pytest.raises(Conflict):
+                await sandbox.update(ttl_seconds=60, revision=before.revision)
+            with pytest.raises(InvalidArgument):
+                await sandbox.update()
+
+    talk(dialogue)
+
+
+def test_figures_over_time(talk: Callable[[Dialogue], None]) -> None:
+    async def dialogue(client: AsyncClient) -> None:
+        async with await AsyncSandbox.create(client=client) as sandbox:
+            history = await sandbox.metrics_history()
+            assert history.interval_seconds > 0
+            assert [sample.at for sample in history.samples] == sorted(sample.at for sample in history.samples)
+            assert (await sandbox.metrics_history(since=2e9)).samples == ()
+
+    talk(dialogue)
+
+
+async def the_next(kind: str, events: AsyncIterator[Event | EventGap]) -> Event:
+    async with asyncio.timeout(10):
+        async for event in events:
+            if isinstance(event, Event) and event.kind == kind:
+                return event
+    raise AssertionError("the events ended")
+
+
+async def told(client: AsyncClient, **asked: Any) -> list[Event]:
+    return [event async for event in client.events(follow=False, **asked) if isinstance(event, Event)]
+
+
+def test_events(talk: Callable[[Dialogue], None]) -> None:
+    async def dialogue(client: AsyncClient) -> None:
+        async with await AsyncSandbox.create(client=client) as sandbox, contextlib.aclosing(client.events(sandbox=sandbox.id)) as coming:
+            first = asyncio.create_task(the_next("changed", coming))
+            await asyncio.sleep(0.3)  # what comes from now on is told from when the server has the request
+            await sandbox.update(metadata={"a": "b"})
+            changed = await first
+            assert (changed.sandbox, list(changed.fields or ())) == (sandbox.id, ["metadata"])
+            await sandbox.delete()
+            deleted = await the_next("deleted", coming)
+            every = await told(client, sandbox=sandbox.id)
+            assert every[0].kind == "created"
+            assert [event.id for event in every] == sorted(event.id for event in every)
+            assert changed in every
+            assert every[-1] == deleted
+            assert await told(client, after=deleted.id) == []
+            assert [event.kind for event in await told(client, kinds=["deleted", "created"])] == ["created", "deleted"]
+
+    talk(dialogue)
+
+
+def test_webhooks_quotas_and_the_audit(talk: Callable[[Dialogue], None]) -> None:
+    async def dialogue(client: AsyncClient) -> None:
+        made = await client.create_webhook("https://example.com/hook", kinds=["deleted"])
+        assert len(made.secret) >= 16
+        assert [hook.id for hook in await client.webhooks()] == [made.webhook.id]
+        await client.delete_webhook(made.webhook.id)
+        assert await client.webhooks() == []
+        assert (await client.quota("acme")).quota == Quota()
+        info = await client.set_quota("acme", Quota(sandboxes=3, requests_per_second=1.5))
+        assert (info.tenant, info.quota) == ("acme", Quota(sandboxes=3, requests_per_second=1.5))
+        sandbox = await AsyncSandbox.create(client=client)
+        await sandbox.delete()
+        records = [record async for record in client.audit(page_size=2)]
+        assert [record.id for record in records] == sorted({record.id for record in records})
+        assert {record.sandbox for record in records} >= {sandbox.id}
 
     talk(dialogue)
 
