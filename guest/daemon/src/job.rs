@@ -464,3 +464,6 @@ enum News {
     None,
     End,
 }
+
+#[cfg(test)]
+mod tests;

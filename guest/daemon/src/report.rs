@@ -11,13 +11,14 @@
 
 use std::os::fd::BorrowedFd;
 
-use space_protocol::{Failure, Message};
+use space_protocol::{Failure, Message, Pipe};
 
 use crate::child;
 use crate::sys;
 
-/// The largest message before the last.
-pub const LARGEST: usize = 128 << 10;
+/// The largest message before the last: one that fits the frames of either pipe.
+pub const LARGEST: usize = 60 << 10;
+const _: () = assert!(LARGEST <= Pipe::Control.max_payload());
 const MESSAGE: u8 = 2;
 const HEADER: usize = 5;
 

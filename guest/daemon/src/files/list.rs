@@ -20,8 +20,8 @@ use crate::{report, sys};
 const LARGEST_PAGE: u32 = 10_000;
 /// Bytes of a message, about; the largest entry comes on top.
 const BATCH: usize = 48 << 10;
-/// Bytes of an entry without its names.
-const ENTRY: usize = 250;
+/// Bytes of an entry without its names, at most.
+const ENTRY: usize = 180;
 
 /// In a child: list.
 pub fn list(request: &FileList) -> Result<Message, Failure> {
@@ -39,7 +39,7 @@ pub fn list(request: &FileList) -> Result<Message, Failure> {
     let (mut batch, mut bytes) = (Vec::new(), 0);
     for _ in 0..request.limit {
         let Some(file) = walk.next().map_err(&wrong)? else { break };
-        bytes += ENTRY + file.name.0.len() + file.target.as_ref().map_or(0, |target| target.0.len());
+        bytes += size(&file);
         batch.push(file);
         if bytes >= BATCH {
             report::say(&Message::Files(Files { files: std::mem::take(&mut batch) }))?;
@@ -51,6 +51,11 @@ pub fn list(request: &FileList) -> Result<Message, Failure> {
     }
     let more = walk.next().map_err(&wrong)?.is_some();
     Ok(Message::Listed(Listed { more }))
+}
+
+/// Bytes of an entry in a message, at most.
+fn size(file: &File) -> usize {
+    ENTRY + file.name.0.len() + file.target.as_ref().map_or(0, |target| target.0.len()) + file.owner.len() + file.group.len()
 }
 
 /// What a cursor means for a name beside its component.
@@ -148,6 +153,8 @@ mod tests {
     use std::fs;
     use std::os::unix::ffi::OsStrExt;
 
+    use space_protocol::Bytes;
+
     use super::*;
     use crate::files::tests::{Random, Scratch};
 
@@ -160,6 +167,29 @@ mod tests {
             found.push(file.name.0);
         }
         (found, walk.next().unwrap().is_some())
+    }
+
+    #[test]
+    fn messages_fit_their_frames_whatever_the_entries_are() {
+        let long = File {
+            name: Bytes(vec![b'n'; 4096]),
+            kind: "character".into(),
+            size: u64::MAX,
+            allocated: u64::MAX,
+            mode: 0o7777,
+            uid: u32::MAX,
+            gid: u32::MAX,
+            owner: "o".repeat(128),
+            group: "g".repeat(128),
+            mtime_ns: i64::MIN,
+            inode: u64::MAX,
+            links: u32::MAX,
+            target: Some(Bytes(vec![b't'; 4096])),
+        };
+        let short = File { name: Bytes(vec![b'n']), target: None, ..long.clone() };
+        let mut files = vec![short.clone(); (BATCH - 1) / size(&short)];
+        files.push(long);
+        assert!(Message::Files(Files { files }).encode().len() <= report::LARGEST);
     }
 
     fn components(path: &[u8]) -> Vec<&[u8]> {
