@@ -13,6 +13,7 @@ from space.control.route import Access, Query, Reply, Route
 from space.control.routes import ROUTES
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
+_REQUEST_ID = Query("X-Request-Id", "Joins the answer to log lines: 1 to 64 of A-Za-z0-9._-; anything else is replaced", {"type": "string"})
 _REF = "#/components/schemas/{name}"
 
 
@@ -57,7 +58,7 @@ def _operation(route: Route) -> dict[str, Any]:
             *({"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in _PARAMETER.findall(route.path)),
             *(_parameter(query, "query") for query in route.query),
             *(_parameter(header, "header") for header in route.headers),
-            _parameter(Query("X-Request-Id", "Joins the answer to log lines", {"type": "string", "maxLength": 64}), "header"),
+            _parameter(_REQUEST_ID, "header"),
         ],
         "responses": {**{str(reply.status): _reply(reply) for reply in route.replies}, **_problems(route)},
         "security": [] if route.access is Access.OPEN else [{"bearer": []}, {"header": []}],
