@@ -19,7 +19,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings, strategies
 from schemathesis import Case, GenerationMode
-from schemathesis.checks import CHECKS
+from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.config import SchemathesisConfig
 
 from space.control import trees
@@ -29,6 +29,7 @@ from space.testing import machine
 
 # A schema cannot say everything that we refuse: a NUL, a relative cwd, a name that is no signal's. And wrong keys from one address are
 # soon 429: that every route needs its key is a test of its own, over the table of routes.
+load_all_checks()
 _NOT_OURS: list[Any] = [CHECKS.get_one(name) for name in ("positive_data_acceptance", "ignored_auth")]
 # Answers that have no end by themselves: asked so that they have one.
 _ENDLESS: dict[str, dict[str, Any]] = {
