@@ -6,82 +6,17 @@ The node lives on in this process, as it does on a machine; the listener stays o
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import os
 import random
 import signal
-import socket
-import sys
-from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
 from typing import Any
 
 import httpx
 import pytest
 
-from space.config.settings import save_effective
 from space.testing.certificates import certificate
+from space.testing.controlprocess import Control, a_process
 from space.testing.simcontrol import World, dialogue, until
-
-
-class Control:
-    """The process."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-        world.port = self._listener.getsockname()[1]
-        self.process: asyncio.subprocess.Process | None = None
-        instance = world.instance
-        instance.data.mkdir(parents=True, exist_ok=True)
-        (instance.data / "instance.json").write_text(json.dumps({"name": instance.name, "index": instance.index}))
-        save_effective(instance, world.settings)
-
-    async def start(self) -> None:
-        ready, ready_write = os.pipe()
-        instance = self._world.instance
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "space.control.server", "--instance", instance.name,
-            "--listen-fd", str(self._listener.fileno()), "--ready-fd", str(ready_write),
-            "--data-root", str(instance.data_root), "--run-root", str(instance.run_root),
-            pass_fds=[self._listener.fileno(), ready_write],
-            stderr=(instance.data / "control.log").open("ab"),
-        )  # fmt: skip
-        os.close(ready_write)
-        loop = asyncio.get_running_loop()
-        said = await asyncio.wait_for(loop.run_in_executor(None, os.read, ready, 16), 60)
-        os.close(ready)
-        assert said == b"ready\n", self.log()
-
-    def log(self) -> str:
-        return (self._world.instance.data / "control.log").read_text()
-
-    async def kill(self) -> None:
-        assert self.process is not None
-        self.process.kill()
-        assert await self.process.wait() == -signal.SIGKILL
-
-    async def end(self) -> int:
-        assert self.process is not None
-        if self.process.returncode is None:
-            self.process.terminate()
-        return await asyncio.wait_for(self.process.wait(), 20)
-
-
-@contextlib.asynccontextmanager
-async def a_process(world: World) -> AsyncIterator[Control]:
-    control = Control(world)
-    try:
-        await control.start()
-        world.client = world.as_key(world.key)
-        yield control
-    finally:
-        await world.client.aclose()
-        if control.process is not None and control.process.returncode is None:
-            control.process.kill()
-            await control.process.wait()
-        control._listener.close()
 
 
 async def ask(client: httpx.AsyncClient, method: str, path: str, **more: Any) -> httpx.Response | None:
@@ -212,7 +147,7 @@ async def test_an_emulated_node_behind_a_network_address_is_refused_at_the_start
     assert await control.end() == 1
     assert "not loopback, and this machine's isolation is emulated (development only)" in control.log()
     assert "Traceback" not in control.log()
-    control._listener.close()
+    control.close()
 
 
 @dialogue(start=False)
