@@ -81,6 +81,11 @@ def test_a_served_instance_is_saved_and_put_back_with_its_keys(server: Make, run
             runtime.space("--instance", instance.name, "--json", "backup", str(tmp_path / "b")), capture_output=True, check=True, timeout=60
         )
         assert json.loads(made.stdout)["instance"] == instance.name
+        seen = subprocess.run(runtime.space("--instance", instance.name, "--json", "doctor"), capture_output=True, check=False, timeout=120)
+        looked = {check["name"]: check for check in json.loads(seen.stdout)["checks"]}
+        assert looked[f"instance {instance.name}"]["ok"], looked[f"instance {instance.name}"]
+        assert "isolation: " in looked[f"instance {instance.name}"]["detail"]
+        assert looked[f"settings of {instance.name}"]["level"] == "ok"
         since = client.create_key(tenant="a", name="since")
         later = space.Sandbox.create(client=client, memory_mib=256)
     with pytest.raises(Conflict, match="is served already"):

@@ -58,7 +58,8 @@ def setup(context: typer.Context) -> int:
         return _called("space.setup.__main__", arguments)
     with redirect_stdout(sys.stderr):  # its progress is for people
         status = _called("space.setup.__main__", arguments)
-    print_json({"ready": status == 0, "missing": [asdict(check) for check in loaded("space.setup.doctor", "checks")() if not check.ok]})
+    checks = () if "--systemd" in arguments else loaded("space.setup.doctor", "checks")()
+    print_json({"ready": status == 0, "missing": [asdict(check) for check in checks if not check.ok]})
     return status
 
 

@@ -23,7 +23,7 @@ from space.config.instance import MAX_INSTANCES, Instance, is_served
 from space.config.settings import Settings
 from space.host import namespaces
 from space.model.errors import SpaceError
-from space.setup import storage
+from space.setup import contents, storage
 from space.setup.checkhost import SETUP
 from space.setup.checkup import Check, failure, fine, warning
 
@@ -133,21 +133,26 @@ class Artefacts:
     source: str
     release: str
     wrong: tuple[str, ...]
+    verified: int = 0  # parts whose contents were recorded when they were made
 
 
 def see_artefacts(store: Store, name: str) -> Artefacts:
     """The base template and everything that it names by digest. NotFound without one."""
     manifest = store.template(name)
     parts = {"kernel": manifest.kernel, "initramfs": manifest.initramfs, "qemu": manifest.qemu, "template": manifest.digest}
-    wrong = []
+    wrong, verified = [], 0
     if (link := (store.root / "names" / name).resolve().name) != manifest.digest:
         wrong.append(f"{name} leads to {link}, whose manifest says {manifest.digest}")
     for kind, digest in parts.items():
-        wrong += _wrong_with(store.path(kind, digest), f"{kind} {digest[:12]}", _PARTS[kind])
+        place, what = store.path(kind, digest), f"{kind} {digest[:12]}"
+        wrong += _wrong_with(place, what, _PARTS[kind])
+        if (differences := contents.differences(place)) is not None:
+            wrong += [f"{what}: {words}" for words in differences]
+            verified += 1
     disk = store.path("template", manifest.digest) / "disk.img"
     if disk.is_file() and disk.stat().st_size != manifest.disk_bytes:
         wrong.append(f"disk.img has {disk.stat().st_size} bytes, not {manifest.disk_bytes}")
-    return Artefacts(manifest.name, manifest.source, manifest.kernel_release, tuple(wrong))
+    return Artefacts(manifest.name, manifest.source, manifest.kernel_release, tuple(wrong), verified)
 
 
 def _wrong_with(directory: Path, what: str, part: str) -> list[str]:
@@ -164,10 +169,13 @@ def _wrong_with(directory: Path, what: str, part: str) -> list[str]:
 
 def judge_artefacts(found: Artefacts) -> Check:
     """All there, root's, read-only, and named as they say."""
-    looked = "names/ and each artefact by its digest"
+    looked = "names/, each artefact by its digest, and its contents"
     if found.wrong:
         return failure("artefacts", "; ".join(found.wrong), SETUP, looked_at=looked)
-    return fine("artefacts", f"template {found.name}: {found.source}, kernel {found.release}", looked_at=looked)
+    detail = f"template {found.name}: {found.source}, kernel {found.release}; contents verified: {found.verified} of {len(_PARTS)}"
+    if found.verified < len(_PARTS):
+        detail += " (an earlier set-up did not record the others)"
+    return fine("artefacts", detail, looked_at=looked)
 
 
 # -- runtime ------------------------------------------------------------------------------------------------------------

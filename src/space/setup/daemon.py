@@ -31,7 +31,7 @@ def make(store: Store, root: Path) -> tuple[Path, bool]:
     final = store.path("daemon", digest)
     if final.is_dir():
         return final, False
-    with shelf.staged(final) as stage:
+    with shelf.staged(final, recorded=True) as stage:
         binary = _build(guest, target_directory(store))
         shutil.copyfile(binary, stage / "space")
         (stage / "space").chmod(0o755)

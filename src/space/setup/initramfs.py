@@ -17,7 +17,7 @@ def make(store: Store, kernel: Path, daemon: Path) -> tuple[Path, bool]:
     final = store.path("initramfs", digest)
     if final.is_dir():
         return final, False
-    with shelf.staged(final) as stage:
+    with shelf.staged(final, recorded=True) as stage:
         (stage / "initrd.cpio").write_bytes(cpio.archive(entries(kernel, daemon)))
         shelf.describe(stage, kernel=kernel.name, daemon=daemon.name, release=shelf.manifest(kernel)["release"])
     return final, True

@@ -42,7 +42,7 @@ def make(store: Store, *, update: bool) -> tuple[Path, bool]:
     if final.is_dir():
         final.touch()
         return final, False
-    with shelf.staged(final) as stage:
+    with shelf.staged(final, recorded=True) as stage:
         tree = stage / "unpacked"
         deb = apt.download(package, stage / "download")
         tree.mkdir()

@@ -34,7 +34,7 @@ def make(store: Store) -> tuple[Path, bool]:
     final = store.path("qemu", digest)
     if final.is_dir():
         return final, False
-    with shelf.staged(final) as stage:
+    with shelf.staged(final, recorded=True) as stage:
         root = stage / "root"
         for name in _EMPTY:
             (root / name).mkdir(parents=True)

@@ -15,14 +15,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from space.setup import mounts
+from space.setup import contents, mounts
 
 STAGE = ".stage-"
 
 
 @contextmanager
-def staged(final: Path) -> Iterator[Path]:
+def staged(final: Path, *, recorded: bool = False) -> Iterator[Path]:
     """An empty directory beside `final` that becomes `final` when the block ends well, and is removed when it does not.
+
+    recorded: its contents are written down in it, for doctor to verify.
 
     When somebody else committed the same name meanwhile, theirs stays: equal names are equal things.
     """
@@ -31,6 +33,8 @@ def staged(final: Path) -> Iterator[Path]:
     stage.mkdir(mode=0o755)
     try:
         yield stage
+        if recorded:
+            contents.record(stage)
         freeze(stage)
         try:
             stage.rename(final)

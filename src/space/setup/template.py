@@ -24,7 +24,7 @@ def make(store: Store, *, kernel: Path, initramfs: Path, qemu: Path, disk: Path)
     digest = inputs.of_value({"kind": "template", "builder": _BUILDER, "name": NAME, "rootfs": disk.name, "protocol": PROTOCOL, **parts})
     final = store.path("template", digest)
     if not final.is_dir():
-        with shelf.staged(final) as stage:
+        with shelf.staged(final, recorded=True) as stage:
             os.link(disk / "disk.img", stage / "disk.img")
             manifest = TemplateManifest(
                 name=NAME,

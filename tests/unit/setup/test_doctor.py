@@ -21,7 +21,7 @@ from space.config.instance import Instance, claim
 from space.config.settings import Settings
 from space.host import namespaces
 from space.serve import layout
-from space.setup import checkhost, checkspace, doctor, kvmprobe
+from space.setup import checkhost, checkspace, contents, doctor, kvmprobe
 from space.setup.checkhost import Clock, Firewall, Kernel, Kvm, Limits, Memory, Namespaces, Rights, Tun
 from space.setup.checkspace import GIB, Artefacts, Blocks, Certificate, Installed, Place, Room, Running
 from space.setup.checkup import FAILURE, OK, WARNING, Check
@@ -133,7 +133,8 @@ def test_kvm_counts_only_when_it_runs_code_and_the_nodes_guest_knows_best(found:
         (checkspace.judge_room(Room(Path("/d"), 5 * GIB, 8 * GIB)), OK, "5.0 of 8.0"),
         (checkspace.judge_room(Room(Path("/d"), 2 * GIB, 80 * GIB)), WARNING, "less than a tenth"),
         (checkspace.judge_room(Room(Path("/d"), GIB - 1, 8 * GIB)), FAILURE, "SPACE_STORAGE_GIB"),
-        (checkspace.judge_artefacts(Artefacts("base", "Debian", "6.1", ())), OK, "kernel 6.1"),
+        (checkspace.judge_artefacts(Artefacts("base", "Debian", "6.1", (), 4)), OK, "contents verified: 4 of 4"),
+        (checkspace.judge_artefacts(Artefacts("base", "Debian", "6.1", (), 1)), OK, "did not record"),
         (checkspace.judge_artefacts(Artefacts("base", "Debian", "6.1", ("qemu is gone",))), FAILURE, "qemu is gone"),
         (checkspace.judge_installed(Installed(Path("/b"), Path("/opt/r"), 0, 0o555)), OK, "/opt/r"),
         (checkspace.judge_installed(Installed(Path("/b"), None)), FAILURE, "leads nowhere"),
@@ -225,6 +226,8 @@ def store(tmp_path: Path) -> Store:
     manifest.save(tmp_path / "template" / digests["template"] / "manifest.json")
     (tmp_path / "names").mkdir()
     (tmp_path / "names/base").symlink_to(f"../template/{digests['template']}")
+    for kind in ("kernel", "template"):
+        contents.record(tmp_path / kind / digests[kind])
     for path in tmp_path.rglob("*"):
         if not path.is_symlink():
             path.chmod(0o555 if path.is_dir() else 0o444)
@@ -232,7 +235,8 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_artefacts_are_whole_roots_and_named_as_they_say(store: Store) -> None:
-    assert checkspace.see_artefacts(store, "base").wrong == ()
+    found = checkspace.see_artefacts(store, "base")
+    assert (found.wrong, found.verified) == ((), 2)
     kernel = next((store.root / "kernel").iterdir())
     kernel.chmod(0o755)
     (disk := next((store.root / "template").glob("*/disk.img"))).chmod(0o644)
@@ -242,7 +246,14 @@ def test_artefacts_are_whole_roots_and_named_as_they_say(store: Store) -> None:
     (initrd / "initrd.cpio").unlink()
     initrd.rmdir()
     wrong = "; ".join(checkspace.see_artefacts(store, "base").wrong)
-    for words in ("with mode 755", "has no root", "initramfs 111111111111 is gone", "disk.img has 1 bytes, not 10", "mode 644"):
+    for words in (
+        "with mode 755",
+        "has no root",
+        "initramfs 111111111111 is gone",
+        "disk.img has 1 bytes, not 10",
+        "mode 644",
+        "disk.img was changed",
+    ):
         assert words in wrong
 
 
