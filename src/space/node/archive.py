@@ -88,6 +88,11 @@ class Archive:
         for processes in self._all.values():
             processes.stop()
 
+    def write(self) -> None:
+        """Before an orderly end: what is in memory alone goes to the disk."""
+        for processes in self._all.values():
+            processes.write()
+
     def _forget(self, sandbox: str) -> None:
         timer = self._retired.pop(sandbox, None)
         if timer is not None:

@@ -219,6 +219,7 @@ class Node:
         await asyncio.wait({asyncio.ensure_future(self.around.slots.drain())}, timeout=seconds)
         self.around.releases.give_up()
         self.around.history.stop()
+        self.around.archive.write()
         self.around.archive.stop()
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:

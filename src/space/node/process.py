@@ -6,7 +6,7 @@
 What the guest sends is put into the spool before the next piece is taken, so credit holds back a process whose output has no place: a full
 disk, or with `block` a full spool that a reader has not read. The guest forgets the process (our CLOSE) only when its end is written, and
 answers from the spool's offsets on after a restart of the node. A process that is killed with its client (`tied`) is killed then, too, so
-its output needs to be on the disk only when there is much of it, or when it has ended.
+its output is on the disk only when there is much of it; else when its sandbox ends, or the node is stopped.
 """
 
 from __future__ import annotations
@@ -59,6 +59,9 @@ class House(Protocol):
     def changed(self, process: Process) -> None:
         """Its state has changed."""
 
+    def keep_in_memory(self, process: Process) -> None:
+        """A short run has ended before its client: nobody needs its record after a crash, so it is written when the sandbox ends."""
+
     def in_background(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Do it until it is done, or the node stops."""
 
@@ -105,10 +108,11 @@ class Process:
         end = None if self._spool is None else self._spool.end
         return "running" if end is None else "exited" if end.reason is None else "lost"
 
-    @property
-    def size(self) -> int:
-        """Bytes of its spool."""
-        return 0 if self._spool is None else self._spool.size
+    async def running(self) -> None:
+        """Until it has started; raises why it has not."""
+        if not self.started.done():
+            await asyncio.wait({self.started})  # (a shield would cost twice that)
+        self.started.result()
 
     @property
     def stdin_bytes(self) -> int:
@@ -283,9 +287,15 @@ class Process:
         if exited is None:
             raise ProtocolError("the guest closed the stream before the end of its answer")
         self._exited(exited)
+        if self.removed:
+            return
+        spool = self.spool
+        if self.tied and spool.unwritten == spool.size:
+            self._house.keep_in_memory(self)
+            return
         await self._write()  # before our CLOSE, which the end of the stream's context sends
         if not self.removed:
-            self.spool.light()
+            spool.light()
 
     def _begun(self, said: wire.Started, begin: Callable[[int], Head] | None) -> None:
         if begin is None or self._spool is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from types import TracebackType
 from typing import TypeVar
 
 import msgspec
@@ -48,12 +48,12 @@ class ProcessVerbs:
         process = sandbox.processes.start(asked)
         if not asked.attach:
             async with self._client(asked.sandbox, process, kill=False):
-                await asyncio.shield(process.started)
+                await process.running()
                 await stream.send_message(_started(process), last=True)
             return
         with Reader(process) as reader:
             async with self._client(asked.sandbox, process, kill=asked.kill_on_disconnect):
-                await asyncio.shield(process.started)
+                await process.running()
                 await stream.send_message(_started(process))
                 feeding = functools.partial(_feed, stream, process, last=process.eof) if asked.stdin else None
                 await _following(reader, stream, feeding)
@@ -128,15 +128,30 @@ class ProcessVerbs:
         except NotFound:
             return error
 
-    @asynccontextmanager
-    async def _client(self, sandbox: str, process: Process, *, kill: bool) -> AsyncIterator[None]:
-        """A client of the process: what it is told of a sandbox that ended, and what follows when it leaves before the process's end."""
+    def _client(self, sandbox: str, process: Process, *, kill: bool) -> _Client:
+        return _Client(self._explained, sandbox, process, kill)
+
+
+class _Client:
+    """A client of a process: what it is told of a sandbox that ended, and what follows when it leaves before the process's end."""
+
+    __slots__ = ("_explained", "_kill", "_process", "_sandbox")
+
+    def __init__(self, explained: Callable[[str, SpaceError], Awaitable[SpaceError]], sandbox: str, process: Process, kill: bool) -> None:
+        self._explained = explained
+        self._sandbox = sandbox
+        self._process = process
+        self._kill = kill
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
-            yield
-        except SpaceError as error:
-            raise await self._explained(sandbox, error) from error
+            if isinstance(error, SpaceError):
+                raise await self._explained(self._sandbox, error) from error
         finally:
-            process.left(kill=kill)
+            self._process.left(kill=self._kill)
 
 
 def _started(process: Process) -> api.Started:

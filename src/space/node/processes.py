@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,8 @@ class Processes:
         self._tell: Callable[[], None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False
+        self._lazy: dict[str, Process] = {}  # ended, and in memory alone; the oldest first
+        self._lazy_bytes = 0
 
     # -- the house of its processes ------------------------------------------------------------------------------
 
@@ -91,13 +93,18 @@ class Processes:
                 self._ended[process.name] = process
                 while len(self._ended) > limits.ENDED and self._evict():
                     pass
-        end = None if process.removed else process.spool.end if process.state == "exited" else None
-        killed = end is not None and end.oom_killed
-        if killed:
+        end = None if process.removed or process.state != "exited" else process.spool.end
+        if end is not None and end.oom_killed:
             log.info("%s: %s was killed for want of memory", self.sandbox, process.name)
-        before = self.levels
-        last = process.name if killed else before.last_oom
-        self._level(Levels(bool(self._free), before.oom_kills + killed, last))
+            self._level(Levels(bool(self._free), self.levels.oom_kills + 1, process.name))
+        else:
+            self._look()
+
+    def keep_in_memory(self, process: Process) -> None:
+        self._lazy[process.name] = process
+        self._lazy_bytes += process.spool.unwritten
+        while self._lazy_bytes > limits.LAZY_BYTES:
+            self._write_lazy(next(iter(self._lazy)))
 
     def in_background(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
@@ -204,7 +211,13 @@ class Processes:
             return
         for process in list(self._running):
             process.lose(reason)
+        self.write()
         self._channel = None
+
+    def write(self) -> None:
+        """Have the disk know what is in memory alone: records of short runs that were read by their client."""
+        while self._lazy:
+            self._write_lazy(next(iter(self._lazy)))
 
     # -- before and after ----------------------------------------------------------------------------------------
 
@@ -241,6 +254,15 @@ class Processes:
         for process in self._all.values():
             process.stop()
 
+    def _write_lazy(self, name: str) -> None:
+        process = self._lazy.pop(name)
+        self._lazy_bytes -= process.spool.unwritten
+        try:
+            process.spool.flush()
+            process.spool.light()
+        except OSError as error:
+            log.info("%s: the record of %s is in memory alone: %s", self.sandbox, name, error)
+
     def _evict(self) -> bool:
         oldest = next((each for each in self._ended.values() if not each.readers), None)
         if oldest is not None:
@@ -250,12 +272,18 @@ class Processes:
     def _drop(self, process: Process) -> None:
         self._all.pop(process.name, None)
         self._ended.pop(process.name, None)
+        if self._lazy.pop(process.name, None) is not None:
+            self._lazy_bytes -= process.spool.unwritten
         if process.attached and process.state != "running" and self._channel is not None:
             self.in_background(self.forget_in_guest(process.name), f"forget {process.name}")
         process.remove()
         self._running.discard(process)
         self._free.discard(process)
-        self._level(Levels(bool(self._free), self.levels.oom_kills, self.levels.last_oom))
+        self._look()
+
+    def _look(self) -> None:
+        if self.levels.busy != bool(self._free):
+            self._level(replace(self.levels, busy=bool(self._free)))
 
     def _level(self, levels: Levels) -> None:
         if levels != self.levels:

@@ -50,6 +50,8 @@ class Reader:
         """What comes next, some 256 KiB of it; empty when it has caught up. NotFound when the process was forgotten."""
         spool = self.process.spool
         found: list[Piece | api.Gap] = []
+        if self.offsets == spool.lanes:  # what is left are no pieces of output
+            self.position = spool.tail
         while not found and self.position < spool.tail:
             batch = spool.read(self.position)
             if batch.jumped is not None or self._fresh:

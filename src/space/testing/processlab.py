@@ -53,39 +53,12 @@ class Heard:
         return True
 
 
-class Lab:
-    """One sandbox of a node in memory."""
+class Client:
+    """Control's side of one sandbox over a session."""
 
-    def __init__(self, node: MemoryNode, session: Session, guest: FakeGuest) -> None:
-        self.node = node
+    def __init__(self, session: Session, sandbox: str = "") -> None:
         self.session = session
-        self.guest = guest
-        self.sandbox = ""
-
-    async def create(self) -> str:
-        """A sandbox; `sandbox` is the latest."""
-        self.sandbox = new_sandbox_id()
-        asked = api.Create(self.sandbox, "acme", 1, "base", 1, 512, 2048, {})
-        async with await self.session.open("create", asked, finish=True) as stream:
-            async for _ in stream:
-                pass
-        return self.sandbox
-
-    @property
-    def running(self) -> bool:
-        """Whether the node believes that something runs."""
-        return any(each.state == "running" for each in self.node.node.around.archive.find(self.sandbox).infos())
-
-    def find(self, process: str) -> Process:
-        """The node's own."""
-        return self.node.node.around.archive.find(self.sandbox).get(process)
-
-    async def crash(self) -> None:
-        """SIGKILL to the node, and the next one."""
-        self.node.crash()
-        await self.session.aclose()
-        await self.node.start()
-        self.session = await Session.connect(self.node.path)
+        self.sandbox = sandbox
 
     async def open(self, *argv: str, **asked: object) -> Stream:
         """An attached process."""
@@ -140,6 +113,40 @@ class Lab:
 
     async def delete(self) -> None:
         await self.session.call("delete", api.Target(self.sandbox))
+
+
+class Lab(Client):
+    """One sandbox of a node in memory."""
+
+    def __init__(self, node: MemoryNode, session: Session, guest: FakeGuest) -> None:
+        super().__init__(session)
+        self.node = node
+        self.guest = guest
+
+    async def create(self) -> str:
+        """A sandbox; `sandbox` is the latest."""
+        self.sandbox = new_sandbox_id()
+        asked = api.Create(self.sandbox, "acme", 1, "base", 1, 512, 2048, {})
+        async with await self.session.open("create", asked, finish=True) as stream:
+            async for _ in stream:
+                pass
+        return self.sandbox
+
+    @property
+    def running(self) -> bool:
+        """Whether the node believes that something runs."""
+        return any(each.state == "running" for each in self.node.node.around.archive.find(self.sandbox).infos())
+
+    def find(self, process: str) -> Process:
+        """The node's own."""
+        return self.node.node.around.archive.find(self.sandbox).get(process)
+
+    async def crash(self) -> None:
+        """SIGKILL to the node, and the next one."""
+        self.node.crash()
+        await self.session.aclose()
+        await self.node.start()
+        self.session = await Session.connect(self.node.path)
 
 
 async def drain(stream: Stream) -> Heard:
