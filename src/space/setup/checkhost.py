@@ -212,18 +212,23 @@ def judge_cgroups(places: dict[str, str]) -> Check:
 
 @dataclass(frozen=True, slots=True)
 class Kvm:
-    """ran: None when KVM ran an instruction, else why not. verdict: the node's, of this boot: (accelerator, why)."""
+    """ran: None when KVM ran an instruction, else why not. verdict: the node's, of this boot: (accelerator, why).
+
+    hidden: the device is not ours to open, and whether it runs code only root can see.
+    """
 
     there: bool
     ran: str | None
     setting: str
     verdict: tuple[str, str] | None
+    hidden: bool = False
 
 
 def see_kvm(setting: str, verdict: tuple[str, str] | None) -> Kvm:
     """By having it run an instruction."""
     there = Path(kvmprobe.DEVICE).exists()
-    return Kvm(there, kvmprobe.probe() if there else None, setting, verdict)
+    hidden = there and os.geteuid() != 0 and not os.access(kvmprobe.DEVICE, os.R_OK | os.W_OK)
+    return Kvm(there, kvmprobe.probe() if there and not hidden else None, setting, verdict, hidden)
 
 
 def judge_kvm(found: Kvm) -> Check:
@@ -231,6 +236,9 @@ def judge_kvm(found: Kvm) -> Check:
     looked = f"{kvmprobe.DEVICE}, by running an instruction" if found.there else kvmprobe.DEVICE
     state = f"{kvmprobe.DEVICE} runs code" if found.ran is None else f"{kvmprobe.DEVICE} is there and not usable: {found.ran}"
     usable = found.there and found.ran is None
+    if found.hidden and found.verdict is None:
+        chosen = found.setting
+        return fine("isolation", f"{kvmprobe.DEVICE} is there; whether it runs code only root can see", looked_at=looked, chosen=chosen)
     if found.setting == "kvm" and not usable:
         fact = state if found.there else f"this host has no {kvmprobe.DEVICE}"
         return failure(

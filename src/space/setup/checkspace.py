@@ -338,11 +338,14 @@ def judge_blocks(found: Blocks) -> Check:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """An instance. alive: its services by role, with the place that each runs from. health: what control answered, or why it did not."""
+    """An instance. alive: its services by role, with the place that each runs from; None when only root can see them.
+
+    health: what control answered, or why it did not.
+    """
 
     name: str
     served: bool
-    alive: Mapping[str, str]
+    alive: Mapping[str, str] | None
     health: Mapping[str, object] | str
     installed: Path | None
     log: Path
@@ -350,17 +353,26 @@ class Running:
 
 def see_running(instance: Instance, installed: Path | None) -> Running:
     """Asks control at its own address."""
-    alive = {}
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    alive = _alive(instance)
+    served = is_served(instance)
+    health: dict[str, object] | str = "it is not served"
+    if served or (alive is not None and "control" in alive):
+        health = _health(instance)
+    return Running(str(instance.name), served, alive, health, installed, instance.log)
+
+
+def _alive(instance: Instance) -> dict[str, str] | None:
+    alive: dict[str, str] = {}
+    try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         for record in json.loads(instance.services.read_text()):
             if record["boot"] == boot and namespaces.start_time(int(record["pid"])) == int(record["started"]):
                 alive[str(record["role"])] = str(record["build"]).split(" ")[0]
-    served = is_served(instance)
-    health: dict[str, object] | str = "it is not served"
-    if served or "control" in alive:
-        health = _health(instance)
-    return Running(str(instance.name), served, alive, health, installed, instance.log)
+    except PermissionError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # nobody ever served it, or its record is being written
+    return alive
 
 
 def _health(instance: Instance) -> dict[str, object] | str:
@@ -389,7 +401,8 @@ def judge_running(found: Running) -> Check:
         return warning(name, detail, f"start `space serve --instance {found.name}`: it adopts them", looked_at=looked)
     if not found.served:
         return fine(name, "not served", looked_at=looked)
-    lacking = [role for role in ("rootd", "node", "control") if role not in found.alive]
+    alive = found.alive if found.alive is not None else {}
+    lacking = [role for role in ("rootd", "node", "control") if role not in alive and found.alive is not None]
     if lacking:
         remedy = f"serve starts them again; {found.log}/{lacking[0]}.log says why they end"
         return failure(name, f"served, without {', '.join(lacking)}", remedy, looked_at=looked)
@@ -398,7 +411,7 @@ def judge_running(found: Running) -> Check:
     detail = f"space {found.health.get('version')}, {found.health.get('status')}, isolation: {found.health.get('isolation')}"
     if found.health.get("status") != "ok":
         return failure(name, f"{detail}: the node is not connected", f"look at {found.log}/node.log", looked_at=looked)
-    others = sorted({place for place in found.alive.values() if found.installed is not None and place != str(found.installed)})
+    others = sorted({place for place in alive.values() if found.installed is not None and place != str(found.installed)})
     if others:
         fact = f"{detail}; it runs from {', '.join(others)}, and {found.installed} is installed"
         return warning(name, fact, "start serve again to run the installed one; sandboxes run on meanwhile", looked_at=looked)

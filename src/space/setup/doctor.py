@@ -50,8 +50,10 @@ def guarded(look: Look, name: str = "") -> list[Check]:
     try:
         found = look()
     except (OSError, ValueError, KeyError, IndexError, SpaceError) as error:
+        unseen = os.geteuid() != 0 and isinstance(error, PermissionError)  # nobody knows that it is not well
         remedy = getattr(error, "hint", None) or ("run `space doctor` as root" if os.geteuid() else checkhost.SETUP)
-        return [Check(name or look.__name__.replace("_", " "), ok=False, detail=f"cannot be seen: {error}", remedy=remedy)]
+        what, detail = name or look.__name__.replace("_", " "), f"cannot be seen: {error}"
+        return [Check(what, unseen, detail, remedy, WARNING if unseen else FAILURE)]
     return found if isinstance(found, list) else [found]
 
 

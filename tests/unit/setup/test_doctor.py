@@ -106,6 +106,7 @@ def test_what_is_concluded_of_the_host(check: Check, level: str, words: str) -> 
         (replace(GOOD_KVM, verdict=("tcg", "no hello within 5 s")), WARNING, "tcg", "runs code"),
         (replace(GOOD_KVM, ran="cannot run an instruction"), WARNING, "tcg", "not usable: cannot run an instruction"),
         (replace(GOOD_KVM, ran="no", verdict=("tcg", "no hello")), WARNING, "tcg", "not usable: no"),
+        (replace(GOOD_KVM, hidden=True), OK, "auto", "only root can see"),
         (replace(GOOD_KVM, there=False), OK, "tcg", "has no /dev/kvm"),
         (replace(GOOD_KVM, there=False, verdict=("tcg", "no device")), OK, "tcg", "no device"),
         (replace(GOOD_KVM, setting="tcg"), OK, "tcg", "the operator set it"),
@@ -158,6 +159,7 @@ def test_kvm_counts_only_when_it_runs_code_and_the_nodes_guest_knows_best(found:
         (checkspace.judge_running(replace(GOOD_RUNNING, health=HEALTH | {"status": "degraded"})), FAILURE, "node is not connected"),
         (checkspace.judge_running(replace(GOOD_RUNNING, installed=Path("/opt/new"))), WARNING, "and /opt/new is installed"),
         (checkspace.judge_running(replace(GOOD_RUNNING, installed=None)), OK, ""),
+        (checkspace.judge_running(replace(GOOD_RUNNING, alive=None)), OK, "isolation: hardware"),
     ],
 )  # fmt: skip
 def test_what_is_concluded_of_space_on_it(check: Check, level: str, words: str) -> None:
@@ -170,6 +172,17 @@ def test_the_exit_status_counts_warnings_only_when_asked() -> None:
     good, slow, bad = Check("a", True, ""), Check("b", True, "", "x", WARNING), Check("c", False, "", "x")
     assert [doctor.status([good]), doctor.status([good, slow]), doctor.status([good, slow], strict=True)] == [0, 0, 1]
     assert [doctor.status([slow, bad]), doctor.status([bad], strict=True), doctor.status([good], strict=True)] == [1, 1, 0]
+
+
+@pytest.mark.parametrize(("uid", "level"), [(0, FAILURE), (1000, WARNING)])
+def test_what_only_root_may_see_is_no_failure_for_others(monkeypatch: pytest.MonkeyPatch, uid: int, level: str) -> None:
+    def look() -> Check:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    [found] = doctor.guarded(look)
+    assert found.level == level
+    assert "Permission denied" in found.detail
 
 
 def test_probes_see_this_machine() -> None:
@@ -320,7 +333,7 @@ def test_an_instance_is_asked_whether_it_is_well(instance: Instance) -> None:
             instance.endpoint.write_text(json.dumps({"url": url}))
             found = checkspace.see_running(instance, Path("/opt/r"))
             assert found.served
-            assert dict(found.alive) == {"rootd": "/opt/r", "control": "/opt/r"}  # the node's pid is somebody else's by now
+            assert found.alive == {"rootd": "/opt/r", "control": "/opt/r"}  # the node's pid is somebody else's by now
             assert found.health == HEALTH
         with answering(b"[]") as url:
             instance.endpoint.write_text(json.dumps({"url": url}))
