@@ -5,6 +5,7 @@ The name is judged by what it resolves to, at each delivery, and the connection 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
@@ -14,6 +15,7 @@ from space.model.errors import InvalidArgument
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
+_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,251}[a-z0-9])?\Z")
 _GLOBAL_6 = IPv6Network("2000::/3")
 _NAT64 = IPv6Network("64:ff9b::/96")
 # Global by its number, and answered by the host's hypervisor on one cloud.
@@ -57,6 +59,8 @@ def destination(url: str, *, allow_http: bool, allowed: Sequence[Network]) -> De
     if parts.username is not None or parts.password is not None or parts.fragment or "%" in host:
         raise InvalidArgument("url: no user, password, fragment or zone", hint="the signature proves who delivers")
     literal = literal_address(host)
+    if literal is None and not _NAME.match(host):
+        raise InvalidArgument(f"url: {host[:80]!r} is no name of a host", hint="https://example.com/hook")
     if parts.scheme == "http" and not allow_http and not (host == "localhost" or (literal is not None and literal.is_loopback)):
         raise InvalidArgument(
             f"url: http to {host[:80]} would show the events to everybody on the way",

@@ -35,6 +35,8 @@ class Entry:
         self.seen = -1  # the node's revision of the last level, within this session
         self.told = record.phase  # the last phase of which there is an event
         self.busy = False  # as the node's last level says
+        self.memory_told: Timer | None = None  # until it is due, no further event of want of memory
+        self.memory_news: tuple[int, str | None] | None = None  # what is told then
         self.burying = False  # it has ended, and that is not committed yet
         self.promised: asyncio.Task[None] | None = None
         self.pausing: Pausing | None = None

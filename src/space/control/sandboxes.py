@@ -21,9 +21,10 @@ from space.control.book import Book
 from space.control.creation import Creation
 from space.control.ends import Ends
 from space.control.entry import Entry
-from space.control.events import EventLog, News
+from space.control.events import EventLog
 from space.control.expiry import Expiry
 from space.control.link import NodeLink
+from space.control.memory import Memory
 from space.control.prometheus import Figures
 from space.control.quotas import Quotas
 from space.control.records import UNWANTED, WANTED, Record, Repeat
@@ -67,6 +68,7 @@ class Sandboxes:
         self._ends = Ends(self._book, link)
         self._creation = Creation(self._book, self._ends, link, self.node_level, self._absent)
         self._expiry = Expiry(self._book, self._ends, self._activity, self._pause, figures.idle)
+        self._memory = Memory(self._book)
         await self._book.load()
 
     def stopping(self) -> None:
@@ -233,13 +235,7 @@ class Sandboxes:
         if level.busy is not entry.busy:
             entry.busy = level.busy
             self._expiry.heed(entry)
-        known = entry.record.oom_kills
-        if level.oom_kills != known and not entry.record.ended:
-            # A lower count is one that began anew, with a new guest or a new node: all of it is news.
-            count = level.oom_kills - known if level.oom_kills > known else level.oom_kills
-            changed = entry.record.changed(oom_kills=level.oom_kills)
-            news = [News("out_of_memory", changed, count=count, process=level.last_oom)] if count else []
-            self._book.move(entry, *news, oom_kills=level.oom_kills)
+        self._memory.heed(entry, level.oom_kills, level.last_oom)
 
     def _absent(self, entry: Entry) -> None:
         self._take(entry, entry.record.id, decide.decide(entry.record, None, creating=entry.creating))

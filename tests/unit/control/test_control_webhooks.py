@@ -10,14 +10,17 @@ import subprocess
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from space.control import limits
-from space.control.addresses import Destination, destination, networks, refusal
+from space.control.addresses import Destination, destination, literal_address, networks, refusal
 from space.control.delivery import NotDelivered, Sender, signature
 from space.control.wire_tenants import WebhookRequest
 from space.model.errors import InvalidArgument, PermissionDenied
@@ -84,6 +87,9 @@ def test_the_operator_may_list_networks(address: str, listed: tuple[str, ...], f
         ("http://127.0.0.1/", "public internet"),
         ("https://[::ffff:169.254.169.254]/", "public internet"),
         ("https://[fe80::1%25eth0]/", "zone"),
+        ('https://a_b"c.example.com/', "no name of a host"),
+        ("https://-example.com/", "no name of a host"),
+        ("https://" + "a" * 300 + ".example.com/", "no name of a host"),
     ],
 )
 def test_a_url_that_cannot_be_right_is_refused_with_a_hint(url: str, words: str) -> None:
@@ -98,6 +104,40 @@ def test_a_url_is_taken_apart_once() -> None:
     assert destination("http://localhost:80/", allow_http=False, allowed=()).authority == "localhost"
     assert destination("http://example.com:81/", allow_http=True, allowed=()).authority == "example.com:81"
     assert destination("https://[2606:4700::1]:444/", allow_http=False, allowed=()).authority == "[2606:4700::1]:444"
+
+
+_PARTS = st.sampled_from(
+    ["http", "https", "://", ":", "/", "//", "\\", "@", "#", "?", "[", "]", "%", "%25", ".", "..", "127.0.0.1", "::1", "::ffff:10.0.0.1",
+     "0x7f.1", "2130706433", "localhost", "example.com", "443", "0", "-", "\t", "\n", "\0", "é", " ", "a"]
+)  # fmt: skip
+
+
+@given(st.lists(_PARTS, max_size=12).map("".join) | st.text(max_size=60))
+def test_any_text_is_refused_or_leads_where_the_http_client_would_go(url: str) -> None:
+    try:
+        to = destination(url, allow_http=True, allowed=())
+    except InvalidArgument:
+        return
+    parsed = httpx.URL(url)
+    assert parsed.host.rstrip(".") == to.host
+    assert (parsed.port or (443 if to.secure else 80)) == to.port
+    assert to.target.startswith("/")
+    # The request is made for an address in place of the name: nothing of the rest may move it elsewhere.
+    moved = httpx.URL(f"https://192.0.2.1:{to.port}{to.target}")
+    assert moved.host == "192.0.2.1"
+    literal = literal_address(to.host)
+    assert literal is None or refusal(literal, ()) is None
+
+
+@given(st.ip_addresses())
+def test_what_is_not_refused_is_global_by_the_registry_also_inside_of_what_carries_another(address: IPv4Address | IPv6Address) -> None:
+    if refusal(address, ()) is None:
+        inner: IPv4Address | IPv6Address = address
+        if isinstance(address, IPv6Address):
+            translated = IPv4Address(int(address) & 0xFFFFFFFF) if address in ip_network("64:ff9b::/96") else None
+            inner = address.ipv4_mapped or translated or address
+        assert inner.is_global
+        assert not any((inner.is_private, inner.is_loopback, inner.is_link_local, inner.is_multicast, inner.is_reserved))
 
 
 # -- one delivery --------------------------------------------------------------------------------------------------------------
