@@ -60,6 +60,9 @@ class Place:
             if name not in await self.names(parent):
                 await until(stream, f"created {name.decode()}")
 
+    async def processes(self) -> int:
+        return guest.expect(guest.Metrics, await self.session.call("metrics", guest.Empty())).processes
+
     async def names(self, path: bytes) -> list[bytes]:
         return [file.name for file in (await page(self.session, path))[0]]
 
@@ -68,20 +71,23 @@ class Place:
 def run() -> Iterator[Run]:
     """One guest for all of them."""
     with bare.running("tcg") as machine:
+        yield lambda test: asyncio.run(on(machine, test))
 
-        def run(test: Test) -> None:
-            async def main() -> None:
-                place = Place(machine)
-                await place.again()
-                try:
-                    async with asyncio.timeout(120):
-                        await test(place)
-                finally:
-                    await place.session.aclose()
 
-            asyncio.run(main())
+async def settled(place: Place) -> None:
+    """Wait until no process of the host's is left; the guest announces that to nobody."""
+    while await place.processes():  # noqa: ASYNC110 - as above
+        await asyncio.sleep(0.05)
 
-        yield run
+
+async def on(machine: bare.Running, test: Test) -> None:
+    place = Place(machine)
+    await place.again()
+    try:
+        async with asyncio.timeout(120):
+            await test(place)
+    finally:
+        await place.session.aclose()
 
 
 @contextmanager
@@ -282,6 +288,57 @@ def test_what_programs_do_is_watched_recursively(run: Run) -> None:
             await place.sh("rm -r /tmp/watched /tmp/w-out")
             with suppress(StopAsyncIteration):
                 await until(stream, "never")
+
+    run(test)
+
+
+def test_the_user_may_do_what_the_user_may(run: Run) -> None:
+    async def test(place: Place) -> None:
+        session = place.session
+        for path in (b"/etc/shadow", b"/root/x"):
+            with refused("permission_denied"):
+                await read(session, path)
+        for path in (b"/etc/new", b"/etc/hostname", b"/proc/version"):
+            with refused("permission_denied"):
+                await write(session, path, b"x")
+        await write(session, b"/tmp/fixed", b"old", mode=0o444)
+        with refused("permission_denied"):
+            await write(session, b"/tmp/fixed", b"new")
+        with refused("conflict", "character"):
+            await write(session, b"/dev/null", b"x", user="root")
+        mine = await write(session, b"/tmp/fixed", b"roots", user="root")
+        assert (mine.owner, mine.group, mine.mode, mine.size) == ("user", "user", 0o444, 5), "it is whose it was"
+        await place.sh("mkdir -m 777 /tmp/open && echo old > /tmp/open/tool && chmod 6777 /tmp/open/tool", user="root")
+        taken = await write(session, b"/tmp/open/tool", b"new")
+        assert (taken.owner, taken.mode) == ("user", 0o777), "nobody gives away the rights of another"
+        assert (await read(session, b"/proc/version")).startswith(b"Linux version")
+        await place.sh("rm -rf /tmp/fixed /tmp/open", user="root")
+
+    run(test)
+
+
+def test_a_file_that_never_answers_holds_back_only_who_asks_for_it() -> None:
+    """A FIFO over the accounts, which every child reads first. The guest is one of its own, for nobody in it can undo that."""
+
+    async def test(place: Place) -> None:
+        await place.sh("mkfifo /tmp/fifo && mount --bind /tmp/fifo /etc/passwd", user="root")
+        look = files.FileStat(b"/tmp", None, follow=True)
+        async with await place.session.open("file_stat", look, finish=True) as stalled:
+            await place.session.call("noop", guest.Empty())
+            assert await place.processes() == 1, "the child waits"
+            await stalled.reset("unavailable", "enough")
+        await settled(place)
+
+    with bare.running("tcg") as machine:
+        asyncio.run(on(machine, test))
+
+
+def test_who_no_longer_watches_leaves_no_process(run: Run) -> None:
+    async def test(place: Place) -> None:
+        for _ in range(3):
+            async with watching(place.session, b"/tmp"):
+                assert await place.sh(f"awk '{_CHILDREN}' /proc/[0-9]*/status") != ""
+        await settled(place)
 
     run(test)
 
