@@ -86,6 +86,6 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     async def soon(_: float) -> None:
         await asyncio.sleep(0)
 
-    for module in ("client", "process", "files"):
+    for module in ("client", "process", "files", "sandbox"):
         monkeypatch.setattr(f"space.sdk._sync.{module}.sleep", lambda _: None)
         monkeypatch.setattr(f"space.sdk._async.{module}.sleep", soon)

@@ -327,3 +327,24 @@ def test_without_a_tag_nobody_says_that_it_is_the_same_file() -> None:
     with pytest.raises(StreamCut, match="5 bytes early"):
         reading.finish()
     assert reading.wait_after(StreamCut("cut")) is None
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt(), StreamCut("cut"), httpx.ReadError("reset")])
+def test_an_upload_that_fails_leaves_nothing_of_what_was_not_there(server: MockServer, tmp_path: Path, fault: BaseException) -> None:
+    (tmp_path / "tree/d").mkdir(parents=True)
+    (tmp_path / "tree/d/f").write_bytes(b"new")
+    with server.client() as client, Sandbox.create(client=client) as sandbox:
+        files = server.sandboxes[sandbox.id].files
+        sandbox.files.write("/srv/f", b"old")
+        sandbox.files.write("/srv/there/old", b"old", parents=True)
+        for source, target, left in (
+            ("tree", "/srv/tree", {}),
+            ("tree/d/f", "/srv/f", {}),
+            ("tree", "/srv/there", {"/srv/there/d/f": b"new"}),
+        ):
+            server.fail_next(fault, path="/tree", after=True)
+            with pytest.raises((KeyboardInterrupt, StreamCut)):
+                sandbox.upload(tmp_path / source, target)
+            assert files == {"/srv/f": b"old", "/srv/there/old": b"old"} | left
+        sandbox.upload(tmp_path / "tree/d/f", "/srv/f")
+        assert files["/srv/f"] == b"new"

@@ -37,7 +37,7 @@ from space.sdk.request import (
     upload_place,
 )
 
-from ._wait import invoke, offload
+from ._wait import invoke, offload, sleep
 from .client import HEARTBEAT_LIMIT_SECONDS, Client
 from .files import Files
 from .forward import Forward
@@ -47,6 +47,7 @@ from .terminal import Terminal
 
 CREATE_SECONDS = 330.0  # a cold boot in a queue of boots; the server gives up after 300 s
 ABANDON_SECONDS = 10.0
+SETTLE_SECONDS = 0.2
 TREE_SECONDS = 150.0  # between two pieces of a tree; the server gives up after 120 s
 
 
@@ -372,14 +373,39 @@ class Sandbox:
         """Send a file or a directory. `guest_path` is its name there; with a trailing slash, the directory that it goes into.
 
         A directory's contents are merged into one that is there. Symbolic links stay links. `exclude`: see `space.sdk.pack`.
-        A path that is not absolute begins at the user's home. Size and checksum are compared before this returns.
+        A path that is not absolute begins at the user's home. Size and checksum are compared before this returns. A file appears whole or
+        not at all, and so does a directory that was not there, unless this program dies as well; into one that was, what comes is merged
+        as it comes, and what had come before a failure stays.
         """
         source = Path(local_path)
         if not offload(source.exists):
             raise InvalidArgument(f"there is no {source}")
         is_directory = offload(source.is_dir)
         place, name = upload_place(guest_path, (offload(source.absolute)).name, is_directory=is_directory)
-        return self.put_tar(pack(source, name=name, exclude=exclude), place, user=user)
+        if is_directory:
+            doomed = None if self.files.exists(place, user=user) else place
+            try:
+                return self.put_tar(pack(source, name=name, exclude=exclude), place, user=user)
+            except BaseException:
+                self._unmake(doomed, user)
+                raise
+        beside = f".space-{secrets.token_hex(8)}"
+        try:
+            summary = self.put_tar(pack(source, name=beside, exclude=exclude), place, user=user)
+            if summary.entries:
+                self.files.move(posixpath.join(place, beside), posixpath.join(place, name), replace=True, user=user)
+        except BaseException:
+            self._unmake(posixpath.join(place, beside), user)
+            raise
+        return summary
+
+    def _unmake(self, path: str | None, user: str | None) -> None:
+        """Remove what a failed upload has made. Twice: its last piece may still be on its way when its connection was closed."""
+        if path is not None:
+            for pause in (0.0, SETTLE_SECONDS):
+                with suppress(SpaceError):
+                    sleep(pause)
+                    self.files.remove(path, recursive=True, missing_ok=True, user=user)
 
     def put_tar(self, stream: Iterable[bytes], guest_path: str, *, user: str | None = None) -> TreeSummary:
         """Unpack a tar stream in the directory `guest_path` (made if missing) as that user. `stream`: pieces, as an open file gives."""
