@@ -48,11 +48,11 @@ for _media_type in (trees.MEDIA_TYPE, frames.PROCESS_MEDIA_TYPE):
 
 def _schema(examples: int) -> Any:
     generation = {"max-examples": examples, "deterministic": True, "no-shrink": True}
-    config = SchemathesisConfig.from_dict({"generation": generation, "phases": {"coverage": {"enabled": examples > 10}}})
+    config = SchemathesisConfig.from_dict({"generation": generation, "phases": {"coverage": {"enabled": examples > 100}}})
     return schemathesis.openapi.from_dict(json.loads(document("0.0.0")), config=config)
 
 
-FEW, MANY = _schema(8), _schema(200)
+FEW, MANY = _schema(20), _schema(200)
 
 
 @dataclass
@@ -63,6 +63,7 @@ class Place:
     key: str
     cheap: bool  # sandboxes cost nothing
     sandbox: str = ""
+    victim: str | None = None  # of this case alone
     process: str = ""
     client: httpx.Client = field(default_factory=httpx.Client)
 
@@ -116,7 +117,7 @@ def _aim(case: Case[Any], place: Place) -> None:
     if "id" in parameters and chance:
         own = name in _OF_ITS_OWN
         if own and place.cheap:
-            parameters["id"] = place.create()
+            parameters["id"] = place.victim = place.create()
         elif not own:
             parameters["id"] = place.sandbox
     if "process" in parameters and chance and name != "delete_process":
@@ -140,6 +141,9 @@ def _ask(case: Case[Any], place: Place) -> None:
     answer = case.call_and_validate(
         base_url=place.url, headers={"Authorization": f"Bearer {place.key}"}, excluded_checks=_NOT_OURS, timeout=60
     )
+    if place.victim is not None:
+        place.client.delete(f"/v1/sandboxes/{place.victim}")
+        place.victim = None
     if name == "create_sandbox" and answer.status_code in (201, 202):
         place.client.delete(f"/v1/sandboxes/{answer.json()['id']}")
 

@@ -139,6 +139,11 @@ class Protocol(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
         self.close_timer = self.loop.call_later(limits.REFUSED_SECONDS, self.transport.close)
 
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+            self.handshake_complete = True  # it was answered: nothing is missing when the application returns
+
     async def run_asgi(self) -> None:
         self.scope["space.lost"] = self._lost  # type: ignore[typeddict-unknown-key]
         try:

@@ -508,7 +508,7 @@ async def test_endless_fragments_are_closed_with_1009(world: World) -> None:
 
 
 @dialogue()
-async def test_before_the_upgrade_faults_are_problems(world: World) -> None:
+async def test_before_the_upgrade_faults_are_problems(world: World, caplog: pytest.LogCaptureFixture) -> None:
     sandbox, gone = await world.create(), await world.create()
     process = await start(world, sandbox, "sleep", "60")
     port = f"/v1/sandboxes/{sandbox}/ports/7"
@@ -534,6 +534,7 @@ async def test_before_the_upgrade_faults_are_problems(world: World) -> None:
         key = {"Authorization": stranger.headers["authorization"]}
         assert await refused(world, process + "/connect", headers=key) == (404, "not_found")
         assert await refused(world, port, headers=key) == (404, "not_found")
+    assert "without completing handshake" not in caplog.text
 
 
 @dialogue()
