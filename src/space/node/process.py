@@ -110,8 +110,8 @@ class Process:
 
     async def running(self) -> None:
         """Until it has started; raises why it has not."""
-        if not self.started.done():
-            await asyncio.wait({self.started})  # (a shield would cost twice that)
+        while not self.started.done():
+            await self.news.wait()
         self.started.result()
 
     @property
@@ -308,7 +308,9 @@ class Process:
             except OSError as error:
                 raise NoCapacity(f"the host's disk does not take the process's record: {error.strerror}", hint="free space") from error
         self.started.set_result(None)
-        self._house.changed(self)
+        self.news.open()
+        if self.free:
+            self._house.changed(self)
 
     def _exited(self, said: wire.Exited) -> None:
         out, err = self.spool.lanes
@@ -349,6 +351,7 @@ class Process:
         if not self.started.done():
             self.started.set_exception(error)
             self.started.exception()  # its caller may have left
+            self.news.open()
             if self._spool is not None:
                 self._spool.remove()
             self.removed = True

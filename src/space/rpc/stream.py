@@ -207,8 +207,14 @@ class Stream:
             self.reset_now(error.code, error.message)
         elif error is not None or not self._ended or (self.verb in _TWO_ENDS and not self._closed):
             self.reset_now("unavailable", "the other side left")
-        elif self._mine:
-            self.close_now()
+        elif self._mine and not self._closed and not self._failure:
+            if self._hold:  # the peer has said its last word: it only has to hear that, some time
+                self._closed = True
+                self._end.defer(self._link.mux.send_close(self.number))
+                self._credit.open()
+                self._link.forget(self)
+            else:
+                self.close_now()
 
     def _abandoned(self, why: str) -> None:
         if self._mine:
