@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from space import AsyncClient, AsyncSandbox, Client, Sandbox
+from space import sdk
 
 TOOL = Path(__file__).parents[3] / "tools/unasync.py"
 
@@ -19,7 +19,10 @@ def test_the_committed_code_is_current() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(("sync", "asynchronous"), [(Client, AsyncClient), (Sandbox, AsyncSandbox)])
+PAIRS = [(getattr(sdk, name.removeprefix("Async")), getattr(sdk, name)) for name in sdk.__all__ if name.startswith("Async")]
+
+
+@pytest.mark.parametrize(("sync", "asynchronous"), PAIRS)
 def test_both_forms_have_the_same_methods_and_parameters(sync: type, asynchronous: type) -> None:
     def methods(cls: type) -> dict[str, list[str]]:
         found = {name: value for name, value in inspect.getmembers(cls) if callable(value) and not name.startswith("_")}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
+import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
 
-from space import AsyncSandbox
+from space import AsyncSandbox, Sandbox
 from space.model.errors import Conflict, ConnectionFailed, InvalidArgument, NotFound, SandboxDied, StreamCut, TooLarge, Unavailable
 from space.model.process import PtySize
 from space.sdk import Gap, Output, OutputLost, Text
@@ -334,3 +336,25 @@ def test_many_outputs_are_followed_at_once_over_one_client(server: MockServer) -
                 assert [(await task).text for task in tasks] == [str(number) for number in range(many)]
 
     asyncio.run(scenario())
+
+
+def test_an_interrupt_ends_what_hangs_on_the_connection_and_nothing_else(server: MockServer) -> None:
+    def interrupted(blocks: Callable[[], object]) -> None:
+        timer = threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            blocks()
+        timer.join()
+
+    def shell() -> None:
+        with sandbox.shell() as terminal:
+            terminal.wait()
+
+    with server.listen() as url, Sandbox.create(api_url=url, api_key=server.key) as sandbox:
+        process = sandbox.start(["cat"], stdin=True)
+        interrupted(process.result)
+        interrupted(process.wait)
+        interrupted(lambda: list(process.output()))
+        assert process.info().state == "running"
+        interrupted(shell)
+        assert [info.id for info in sandbox.processes()] == [process.id]
