@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from space import Sandbox
 from space.model.errors import Conflict, ConnectionFailed, InvalidArgument, NotFound, ProtocolError, StreamCut, Unauthenticated, Unavailable
 from space.sdk import AsyncClient, AsyncSandbox, Client, Forward
 from space.sdk.testing import MockServer
+from space.testing.certificates import certificate
 from space.testing.simcontrol import until
 
 Opened = Callable[[MockServer], Any]
@@ -265,3 +268,37 @@ def test_who_takes_a_long_time_to_read_is_not_cut_off(server: MockServer, opened
             assert got == len(data)
 
     asyncio.run(scenario())
+
+
+def test_over_tls_the_certificate_counts_for_websockets_as_for_requests(
+    server: MockServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pem, key = certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem, key)
+
+    async def scenario(url: str) -> None:
+        async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            back, onward = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+            await asyncio.gather(_pump(reader, onward), _pump(back, writer))
+
+        async with await asyncio.start_server(relay, "127.0.0.1", 0, ssl=context) as front:
+            address = f"https://127.0.0.1:{front.sockets[0].getsockname()[1]}"
+            async with AsyncClient(api_url=address, api_key=server.key) as client:
+                with pytest.raises(ConnectionFailed, match="certificate"):
+                    await client.socket("/v1/sandboxes/sb-x/ports/7")
+            monkeypatch.setenv("SSL_CERT_FILE", str(pem))
+            async with AsyncClient(api_url=address, api_key=server.key) as client:
+                with pytest.raises(NotFound, match="there is no sandbox"):
+                    await client.socket("/v1/sandboxes/sb-x/ports/7")
+
+    with server.listen() as url:
+        asyncio.run(scenario(url))
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
