@@ -64,13 +64,13 @@ class Archive:
         if processes is None or sandbox in self._retired:
             return
         processes.lose("the sandbox was deleted")
-        if processes.empty:
+        if not len(processes):
             self._forget(sandbox)
             return
         since = _since(processes.directory / _GONE)
         left = max(since + self._retention - time.time(), 0.0)
         self._retired[sandbox] = asyncio.get_running_loop().call_later(left, self._forget, sandbox)
-        while len(self._retired) > 1 and sum(self._all[each].account.bytes for each in self._retired) > limits.RETIRED_BYTES:
+        while len(self._retired) > 1 and self._too_much():
             oldest = next(iter(self._retired))
             log.info("the output of %s goes before its time: those of sandboxes that are gone are too large together", oldest)
             self._forget(oldest)
@@ -92,6 +92,11 @@ class Archive:
         """Before an orderly end: what is in memory alone goes to the disk."""
         for processes in self._all.values():
             processes.write()
+
+    def _too_much(self) -> bool:
+        retired = [self._all[each] for each in self._retired]
+        size = sum(each.account.bytes for each in retired)
+        return size > limits.RETIRED_BYTES or sum(map(len, retired)) > limits.RETIRED_PROCESSES
 
     def _forget(self, sandbox: str) -> None:
         timer = self._retired.pop(sandbox, None)

@@ -48,4 +48,5 @@ MIN_SPOOL = 64 * 1024  # bytes; the least that a process may ask for: one piece 
 DISK_PAUSE_FIRST = 0.1
 DISK_PAUSE_LAST = 5.0
 RETIRED_BYTES = 2 << 30  # spools of all sandboxes that are gone; the oldest go first, so that many short lives do not fill the disk
+RETIRED_PROCESSES = 20_000  # of all sandboxes that are gone: each has some 4 KiB of memory
 HISTORY = 480  # samples of a sandbox's figures: four hours of one each half minute

@@ -6,7 +6,7 @@
 What the guest sends is put into the spool before the next piece is taken, so credit holds back a process whose output has no place: a full
 disk, or with `block` a full spool that a reader has not read. The guest forgets the process (our CLOSE) only when its end is written, and
 answers from the spool's offsets on after a restart of the node. A process that is killed with its client (`tied`) is killed then, too, so
-its output is on the disk only when there is much of it; else when its sandbox ends, or the node is stopped.
+its output is on the disk only when there is much of it, or when the node is stopped.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class House(Protocol):
         """Its state has changed."""
 
     def keep_in_memory(self, process: Process) -> None:
-        """A short run has ended before its client: nobody needs its record after a crash, so it is written when the sandbox ends."""
+        """A short run has ended before its client: its record is written when there are many, or the node is stopped."""
 
     def in_background(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Do it until it is done, or the node stops."""
@@ -71,6 +71,11 @@ class House(Protocol):
 
 class Process:
     """See the module. free: nobody's connection keeps it: started detached, or it has survived its client."""
+
+    __slots__ = (
+        "_house", "_killing", "_spool", "_stdin_bytes", "_stdin_closed", "_stream", "_task", "_turn", "fault", "free", "held", "name",
+        "news", "progress", "readers", "removed", "started", "tied",
+    )  # fmt: skip
 
     def __init__(self, name: str, house: House, *, tied: bool, spool: Spool | None = None) -> None:
         self.name = name
@@ -253,6 +258,8 @@ class Process:
         except Exception:
             log.exception("%s: a fault of the node", self.name)
             await self._failed(Unavailable("a fault of the node; its log says which"))
+        finally:
+            self._stream = self._task = None  # an ended process is to be small: there may be a thousand of them
 
     async def _follow(self, opening: Opening, begin: Callable[[int], Head] | None) -> bool:
         """One stream of it. False: attach again."""

@@ -211,7 +211,6 @@ class Processes:
             return
         for process in list(self._running):
             process.lose(reason)
-        self.write()
         self._channel = None
 
     def write(self) -> None:
@@ -235,10 +234,8 @@ class Processes:
             if process.state != "running":
                 process.spool.light()
 
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to keep."""
-        return not self._all
+    def __len__(self) -> int:
+        return len(self._all)
 
     def drop(self) -> None:
         """Drop everything."""

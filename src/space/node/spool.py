@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -81,6 +80,11 @@ class _Segment:
 class Spool:
     """Make it with `begin` or `load`. lanes: bytes of each output so far."""
 
+    __slots__ = (
+        "_account", "_directory", "_most", "_prefix", "_recent", "_recent_bytes", "_segments", "_unwritten", "_written", "end", "head",
+        "lanes", "stdin", "watched",
+    )  # fmt: skip
+
     def __init__(self, directory: Path, head: Head, account: Account) -> None:
         self.head = head
         self.lanes = [head.stdout, head.stderr]
@@ -90,7 +94,7 @@ class Spool:
         self._directory = directory
         self._prefix = f"{directory}/{head.process}."
         self._account = account
-        self._segments: deque[_Segment] = deque()
+        self._segments: list[_Segment] = []
         self._recent: list[_Recent] = []
         self._recent_bytes = 0
         self._unwritten: list[bytes] = []
@@ -172,7 +176,7 @@ class Spool:
                 self.flush()
         if len(self._segments) == 1 or self._written <= self._segments[1].start:
             return False
-        gone = self._segments.popleft()
+        gone = self._segments.pop(0)
         self._account.bytes -= gone.size
         self._unlink(gone)
         self._trim()
