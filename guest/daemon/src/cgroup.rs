@@ -339,6 +339,18 @@ mod tests {
     }
 
     #[test]
+    fn all_groups_are_killed_but_those_that_are_spared() {
+        let scratch = fake::Scratch::new();
+        for name in ["p7", "p8", "made-by-root", "work"] {
+            drop(fake::leaf(&scratch.0, name, true));
+        }
+        let spared = [c"p7".to_owned(), c"work".to_owned()];
+        kill_groups(fake::open(&scratch.0).as_fd(), |name| !spared.iter().any(|one| one.as_c_str() == name));
+        let groups = ["p7", "p8", "made-by-root", "work"].map(|name| fs::read(scratch.0.join(name).join("cgroup.kill")).unwrap());
+        assert_eq!(groups, [b"".to_vec(), b"1".to_vec(), b"1".to_vec(), b"".to_vec()]);
+    }
+
+    #[test]
     fn a_leaf_that_cannot_be_removed_is_let_go_of() {
         let scratch = fake::Scratch::new();
         let mut workloads = fake::workloads(&scratch.0);

@@ -239,3 +239,79 @@ impl Processes {
 fn absent(name: &str) -> Failure {
     Failure::new("not_found", format!("there is no kept process '{}'", crate::exec::shown(name.as_bytes())))
 }
+
+#[cfg(test)]
+mod tests {
+    use space_protocol::Bytes;
+    use space_protocol::messages::Exec;
+
+    use super::*;
+    use crate::cgroup::fake;
+    use crate::child::Child;
+    use crate::sys;
+
+    const NOW: Duration = Duration::from_secs(1);
+
+    /// A process with that number, which is in no cgroup of its own; its report has ended, so it runs.
+    fn process(scratch: &fake::Scratch, stream: u32, keep: Option<&str>, pid: i32) -> Process {
+        let argv = vec![Bytes(b"true".to_vec())];
+        let keep = keep.map(str::to_owned);
+        let request = Exec { argv, cwd: None, env: vec![], user: None, timeout_ms: Some(5000), stdin: false, pty: None, keep };
+        let leaf = fake::leaf(&scratch.0, &format!("p{stream}"), true);
+        let child = Child { pid, leaf, report: sys::pipe().unwrap().0, inlet: None, outlets: [None, None] };
+        let mut process = Process::new(stream, &request, child, NOW);
+        process.mark(0);
+        process
+    }
+
+    #[test]
+    fn the_end_of_a_session_spares_what_is_kept_and_nothing_else() {
+        let scratch = fake::Scratch::new();
+        let mut workloads = fake::workloads(&scratch.0);
+        let mut all = Processes::default();
+        all.insert(SLOTS, process(&scratch, 1, Some("one"), 71));
+        all.insert(2 * SLOTS, process(&scratch, 2, None, 72));
+        all.insert(3 * SLOTS, process(&scratch, 3, Some("two"), 73));
+        all.reaped(73, 0, NOW);
+        let (doomed, spared) = all.end_session(&mut workloads);
+        assert_eq!(doomed, [72].into());
+        assert_eq!(spared.leaders, [71].into(), "the number of a leader that was reaped may be another's");
+        assert_eq!(spared.leaves.iter().map(|name| name.to_str().unwrap()).collect::<Vec<_>>(), ["p1", "p3"]);
+        assert_eq!(std::fs::read(scratch.0.join("p2/cgroup.kill")).unwrap(), b"1");
+        assert_eq!(std::fs::read(scratch.0.join("p1/cgroup.kill")).unwrap(), b"");
+        assert!(all.on(1).is_none() && all.on(2).is_none() && all.on(3).is_none(), "all are detached");
+        assert_eq!(all.list().len(), 1);
+        assert_eq!(all.deadline(), Some(NOW + Duration::from_secs(5)), "a time limit goes on");
+        assert_eq!(all.keep_time(NOW * 10), [71]);
+    }
+
+    #[test]
+    fn names_are_taken_once_and_bounded() {
+        let scratch = fake::Scratch::new();
+        let mut all = Processes::default();
+        for wrong in ["", "A", "a_b", "ä", &"x".repeat(65)] {
+            assert_eq!(all.admit(wrong).unwrap_err().code, "invalid_argument", "{wrong}");
+        }
+        all.insert(SLOTS, process(&scratch, 1, Some("one"), 71));
+        assert_eq!(all.admit("one").unwrap_err().code, "conflict");
+        for number in 1..MAX_KEPT {
+            all.names.insert(format!("n-{number}"), 0);
+        }
+        assert_eq!(all.admit("two").unwrap_err().code, "no_capacity");
+    }
+
+    #[test]
+    fn a_list_of_long_names_comes_in_messages_that_fit_a_frame() {
+        let scratch = fake::Scratch::new();
+        let mut all = Processes::default();
+        assert_eq!(all.list(), [Message::Processes(messages::Processes { processes: vec![] })]);
+        let one = process(&scratch, 1, Some("pr-0123456789abcdef"), 71).kept().unwrap();
+        assert!(messages::encode(&one).len() * MAX_KEPT < ANSWER, "usual names fit one message");
+        for number in 0..700 {
+            all.insert((number + 1) * SLOTS, process(&scratch, 1, Some(&format!("{number:064}")), 71));
+        }
+        let pages = all.list();
+        assert_eq!(pages.len(), 2);
+        assert!(pages.iter().all(|page| page.encode().len() <= 65_536));
+    }
+}

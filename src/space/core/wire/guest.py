@@ -234,6 +234,7 @@ M = TypeVar("M", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
 
 _MESSAGE: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_NAMES = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 _FIELDS: dict[type, int] = {
     **{kind: len(kind.__struct_fields__) + 1 for kind in get_args(Message)},
     **{kind: len(kind.__struct_fields__) for kind in get_args(Request)},
@@ -265,6 +266,8 @@ def decode_request(kind: type[R], payload: bytes) -> R:
     except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
         raise ProtocolError(f"not a request of {kind.__name__}: {str(error)[:200]}") from None
     _undoubled(payload, request)
+    if kind.__struct_defaults__ and len(_NAMES.decode(payload)) != _FIELDS[kind]:  # the number does not tell: one twice, one missing
+        raise ProtocolError(f"{kind.__name__} has a field twice")
     return request
 
 
