@@ -4,20 +4,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use space_protocol::messages::{Attach, Configure, Empty, Exec, Process, Source, Variable, decode};
+use space_protocol::messages::Variable;
 use space_protocol::{Decoder, Event, Failure, Message, Mux, Pipe, Role};
 
 use crate::boot::{Held, Machine};
 use crate::calibrate::Calibration;
 use crate::cgroup::Workloads;
-use crate::child::{self, Needs};
+use crate::child;
 use crate::connect::Connection;
 use crate::job::{self, Job, Outcome, Purpose, SLOTS, Way};
 use crate::processes::Processes;
+use crate::procs;
 use crate::shutdown::Shutdown;
 use crate::sys::{self, Epoll};
-use crate::{configure, exec, files, metrics, process, procs, watch};
 
+mod open;
 mod verbs;
 
 /// Tokens below this are not a job's.
@@ -305,110 +306,6 @@ impl Core {
         for job in jobs {
             job.abandon(&mut self.workloads);
         }
-    }
-
-    fn open(&mut self, stream: u32, verb: &str, request: &[u8]) -> Result<(), Failure> {
-        if self.shutdown.is_some() {
-            return Err(Failure::new("gone", "the sandbox is shutting down"));
-        }
-        match verb {
-            "noop" => decode::<Empty>(request).map(|request| self.answer(stream, &Message::Done(request))),
-            "metrics" => {
-                decode::<Empty>(request)?;
-                let message = Message::Metrics(metrics::take(&self.held, &self.workloads));
-                self.answer(stream, &message);
-                Ok(())
-            }
-            "shutdown" => {
-                let request = decode::<Empty>(request)?;
-                self.answer(stream, &Message::Done(request));
-                self.shutdown = Some(Shutdown::begin(&self.workloads, now()));
-                Ok(())
-            }
-            "echo" => decode::<Empty>(request).map(|_| self.calibrate(stream, Calibration::Echo { waiting: [].into(), ends: false })),
-            "sink" => decode::<Empty>(request).map(|_| self.calibrate(stream, Calibration::Sink(0))),
-            "source" => {
-                let Source { bytes } = decode(request)?;
-                self.calibrate(stream, Calibration::Source { left: bytes, total: bytes });
-                Ok(())
-            }
-            "configure" => self.configure(stream, &decode(request)?),
-            "exec" => self.exec(stream, &decode(request)?),
-            "attach" => {
-                let Attach { process, stdout, stderr } = decode(request)?;
-                self.processes.attach(stream, &process, [stdout, stderr], &mut self.mux)
-            }
-            "processes" => {
-                decode::<Empty>(request)?;
-                self.processes.list().iter().for_each(|message| self.mux.send(stream, message));
-                self.mux.close(stream);
-                Ok(())
-            }
-            "forget" => {
-                let Process { process } = decode(request)?;
-                self.doomed.extend(self.processes.forget(&process, &mut self.mux, &mut self.workloads)?);
-                self.answer(stream, &Message::Done(Empty {}));
-                Ok(())
-            }
-            "tree_put" => self.tree(stream, &decode(request)?, true),
-            "tree_get" => self.tree(stream, &decode(request)?, false),
-            "file_stat" => self.in_child(stream, &decode(request)?, files::stat),
-            "file_list" => self.in_child(stream, &decode(request)?, files::list),
-            "file_mkdir" => self.in_child(stream, &decode(request)?, files::make_dir),
-            "file_move" => self.in_child(stream, &decode(request)?, files::rename),
-            "file_remove" => self.in_child(stream, &decode(request)?, files::remove),
-            "file_chmod" => self.in_child(stream, &decode(request)?, files::change_mode),
-            "file_chown" => self.in_child(stream, &decode(request)?, files::change_owner),
-            "file_symlink" => self.in_child(stream, &decode(request)?, files::link),
-            "watch" => self.in_child(stream, &decode(request)?, watch::watch),
-            "connect" => self.connect(stream, &decode(request)?),
-            "file_read" => self.file_read(stream, &decode(request)?),
-            "file_write" => self.file_write(stream, &decode(request)?),
-            _ => Err(Failure::new("unsupported", format!("this daemon does not know the verb '{}'", exec::shown(verb.as_bytes())))),
-        }
-    }
-
-    fn answer(&mut self, stream: u32, message: &Message) {
-        self.mux.send(stream, message);
-        self.mux.close(stream);
-    }
-
-    fn calibrate(&mut self, stream: u32, calibration: Calibration) {
-        self.calibrations.insert(stream, calibration);
-    }
-
-    fn configure(&mut self, stream: u32, request: &Configure) -> Result<(), Failure> {
-        configure::check(request)?;
-        let needs = Needs { inlet: false, outlets: [false; 2] };
-        let extra = configure::needs(&self.held);
-        let child = child::spawn(&self.held, &mut self.workloads, needs, &extra, || configure::run(request))?;
-        self.start(stream, Purpose::Configure(request.env.clone()), Way::Pipes, child).map(drop)
-    }
-
-    fn exec(&mut self, stream: u32, request: &Exec) -> Result<(), Failure> {
-        exec::check(request)?;
-        request.keep.as_deref().map_or(Ok(()), |name| self.processes.admit(name))?;
-        let base = self.configured()?;
-        let body = || exec::run(request, &base);
-        let child = if let Some(size) = &request.pty {
-            child::spawn_on_terminal(&self.held, &mut self.workloads, size, body)
-        } else {
-            let needs = Needs { inlet: request.stdin, outlets: [true; 2] };
-            child::spawn(&self.held, &mut self.workloads, needs, &[], body)
-        }?;
-        let process = process::Process::new(stream, request, child, now());
-        let id = self.token();
-        if let Err(error) = process.watch(&self.epoll, id) {
-            self.doomed.extend(process.abandon(&mut self.workloads));
-            return Err(child::refusal("watch a process", &error));
-        }
-        self.processes.insert(id, process);
-        Ok(())
-    }
-
-    /// Nothing of the caller's runs before clock and random numbers are right.
-    fn configured(&self) -> Result<Vec<Variable>, Failure> {
-        self.env.clone().ok_or_else(|| Failure::new("unavailable", "the sandbox has not been configured since it booted"))
     }
 
     /// The first of as many tokens as a child may have descriptors.
