@@ -14,7 +14,7 @@ from pathlib import Path
 from space.config.artefacts import Store
 from space.setup import apt, command, inputs, shelf
 
-PACKAGES = ("python3", "python3-pip", "python3-venv", "git", "curl", "ca-certificates", "sudo", "iproute2", "procps")
+PACKAGES = ("python3", "python3-pip", "python3-venv", "git", "curl", "ca-certificates", "sudo", "iproute2", "procps", "less", "vim-tiny")
 DISK_BYTES = 2 << 30
 USER, UID = "user", 1000
 _BUILDER = 1
@@ -26,9 +26,11 @@ _FILES = {
     "etc/default/locale": "LANG=C.UTF-8\n",
     # A sandbox is thrown away; the marker that keeps pip from Debian's own Python would only be in an agent's way.
     "etc/pip.conf": "[global]\nbreak-system-packages = true\ndisable-pip-version-check = true\n",
+    # What people type; Debian's small one answers to `vi` only.
+    "usr/local/bin/vim": '#!/bin/sh\nexec vim.tiny "$@"\n',
     "etc/sudoers.d/user": f"{USER} ALL=(ALL:ALL) NOPASSWD: ALL\n",
 }
-_MODES = {"etc/sudoers.d/user": 0o440}
+_MODES = {"etc/sudoers.d/user": 0o440, "usr/local/bin/vim": 0o755}
 # mmdebstrap keeps the machine's apt settings in the first two; the others are logs and caches with times in them.
 _REMOVED = (
     "etc/apt/apt.conf.d/99mmdebstrap", "etc/dpkg/dpkg.cfg.d/99mmdebstrap", "var/log/dpkg.log", "var/log/alternatives.log",
