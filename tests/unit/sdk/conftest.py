@@ -6,13 +6,15 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from space.sdk import AsyncSandbox, Client, Connection, Forward, Process, Sandbox, Terminal, Watch
+from space.sdk import AsyncClient, AsyncSandbox, Client, Connection, Forward, Process, Sandbox, Terminal, Watch
 from space.sdk._sync.files import Files
 from space.sdk.testing import MockServer
+from space.testing.simcontrol import World, a_world, controlled
 
 _OBJECTS = (Client, Sandbox, Process, Terminal, Files, Connection, Forward, Watch)
 _END = object()
@@ -89,3 +91,21 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("client", "process", "files", "sandbox"):
         monkeypatch.setattr(f"space.sdk._sync.{module}.sleep", lambda _: None)
         monkeypatch.setattr(f"space.sdk._async.{module}.sleep", soon)
+
+
+Real = Callable[[Path], AbstractAsyncContextManager[tuple[World, AsyncClient]]]
+
+
+@pytest.fixture
+def real() -> Real:
+    """control on loopback, its node connected, and a client with the admin's key."""
+
+    @asynccontextmanager
+    async def made(root: Path) -> AsyncIterator[tuple[World, AsyncClient]]:
+        async with a_world(root) as world, controlled(world):
+            assert world.services is not None
+            await asyncio.wait_for(world.services.link.wait_up(), 10)
+            async with AsyncClient(api_url=world.url, api_key=world.key) as client:
+                yield world, client
+
+    return made
