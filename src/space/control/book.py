@@ -192,8 +192,17 @@ class Book:
             self._save(entry, ())
 
     def _save(self, entry: Entry, news: Sequence[News]) -> None:
-        record = entry.record
-        self._post(record.tenant, lambda connection: records.save(connection, record), [*self._news(entry), *news])
+        record, before = entry.record, entry.told
+        told = [*self._news(entry), *news]
+        future = self._hand_over(record.tenant, lambda connection: records.save(connection, record), told)
+        future.add_done_callback(partial(self._stored, asyncio.get_running_loop(), entry, before))
+
+    def _stored(self, loop: asyncio.AbstractEventLoop, entry: Entry, before: Phase, future: Future[Any]) -> None:
+        """On the writing thread. What was not stored was not told either: the next change tells of it."""
+        if future.exception() is not None:
+            _log_failure(future)
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(setattr, entry, "told", before)
 
     def _news(self, entry: Entry) -> list[News]:
         """The phase, if nobody was told of it."""
@@ -225,7 +234,7 @@ class Book:
     def _unremember(self, repeat: Repeat) -> None:
         if self._repeats.get((repeat.tenant, repeat.key)) == repeat:
             del self._repeats[(repeat.tenant, repeat.key)]
-        self._post(repeat.tenant, lambda connection: records.release(connection, repeat))
+        self._post(lambda connection: records.release(connection, repeat))
 
     def _prune_later(self, record: Record) -> None:
         ended = (record.ended_us or record.created_us) / 1e6
@@ -242,7 +251,7 @@ class Book:
         self._ended[tenant].remove(sandbox)
         if not self._ended[tenant]:
             del self._ended[tenant]
-        self._post(tenant, lambda connection: records.prune(connection, sandbox))
+        self._post(lambda connection: records.prune(connection, sandbox))
 
     # -- store and tasks --------------------------------------------------------------------------------------------------
 
@@ -250,8 +259,8 @@ class Book:
         """A change with its events in one transaction; returns once it is committed. A cancelled caller's happens all the same."""
         await asyncio.shield(asyncio.wrap_future(self._hand_over(tenant, change, news, durable=durable)))
 
-    def _post(self, tenant: str, change: Callable[[Connection], Any], news: Sequence[News] = ()) -> None:
-        self._hand_over(tenant, change, news).add_done_callback(_log_failure)
+    def _post(self, change: Callable[[Connection], Any]) -> None:
+        self.store.post(change).add_done_callback(_log_failure)
 
     def _hand_over(self, tenant: str, change: Callable[[Connection], Any], news: Sequence[News], *, durable: bool = False) -> Future[Any]:
         future = self.store.post(self._events.with_news(change, news), durable=durable)

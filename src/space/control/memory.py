@@ -1,6 +1,6 @@
 """Want of memory in a guest, as the node counts it: told as events, one a second for each sandbox at most.
 
-The count and the name come from inside the guest, where code may have itself killed as often as it likes: what comes faster is added up.
+The count comes from inside the guest, where code may have itself killed as often as it likes: what comes faster is added up.
 """
 
 from __future__ import annotations

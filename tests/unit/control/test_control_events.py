@@ -20,7 +20,7 @@ from space.control.events import EventLog, News
 from space.control.records import Record
 from space.control.store.store import Store
 from space.control.timers import Timers
-from space.model.errors import NoCapacity
+from space.model.errors import NoCapacity, Unavailable
 from space.model.ids import new_sandbox_id
 from space.model.sandbox import Phase, SandboxSpec
 from space.testing.controlprocess import a_process
@@ -262,6 +262,29 @@ async def test_a_guest_that_runs_out_of_memory_all_the_time_is_told_once_a_secon
     assert len(told) == 2
     assert told[1]["at"] - told[0]["at"] >= 0.9
     assert told[0]["process"] == "x" * 64
+
+
+@dialogue()
+async def test_a_change_that_could_not_be_stored_is_told_by_the_next_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = await created(world)
+    path = f"/v1/sandboxes/{sandbox}"
+    begin = (await listed(world.client))[-1]["id"]
+
+    def full(*_: object) -> None:
+        raise Unavailable("the disk is full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("space.control.records.save", full)
+        await world.client.post(path + "/pause")
+        assert world.services is not None
+        await world.services.events._store.write(lambda _: None)
+    assert await listed(world.client, after=begin) == []
+    await world.client.patch(path, json={"metadata": {"a": "1"}})
+    told = await listed(world.client, after=begin)
+    assert [(one["kind"], one.get("from_phase"), one["phase"]) for one in told] == [
+        ("phase", "running", "paused"),
+        ("changed", None, "paused"),
+    ]
 
 
 @dialogue()
