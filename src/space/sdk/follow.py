@@ -8,6 +8,7 @@ lost without a `Gap`. An offset that is not known yet (from the oldest byte; the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from space.model.errors import ConnectionFailed, ProtocolError, RateLimited, SpaceError, StreamCut, Unavailable
@@ -57,13 +58,19 @@ class Follower:
         self._loose = {name for name in STREAMS if self._at[name] is None}
         self.progressed = False
 
-    def receive(self, data: bytes) -> list[Output | Gap]:
-        """What `data` brings. Raises the server's error, ProtocolError, or StreamCut where the streams do not go on where they stood."""
+    def receive(self, data: bytes) -> Iterator[Output | Gap]:
+        """What `data` brings, one by one: the place moves as each is taken, so what comes before a fault is given before it.
+
+        Raises the server's error, ProtocolError, or StreamCut where the streams do not go on where they stood.
+        """
         try:
             frames = self._decoder.receive(data)
         except ValueError as error:
             raise ProtocolError(f"the server's process stream is broken: {error}", request_id=self._request_id) from error
-        return [piece for frame in frames if (piece := self._take(frame)) is not None]
+        for frame in frames:
+            piece = self._take(frame)
+            if piece is not None:
+                yield piece
 
     def finish(self) -> None:
         """The connection ended: StreamCut unless that was the end."""
@@ -81,7 +88,10 @@ class Follower:
         self._decoder = Decoder()
         if frame is None or self.end is not None or frame.kind not in (Kind.STDOUT, Kind.STDERR):
             return []
-        output = self._output("stdout" if frame.kind is Kind.STDOUT else "stderr", frame)
+        stream: Stream = "stdout" if frame.kind is Kind.STDOUT else "stderr"
+        if frame.offset != self._at[stream]:
+            return []  # frames before it were not taken: the fault was theirs
+        output = self._output(stream, frame)
         return [] if output is None else [output]
 
     def _take(self, frame: Frame) -> Output | Gap | None:

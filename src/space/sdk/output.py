@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -134,13 +135,16 @@ class ProcessStream:
         """The exit frame is there: nothing may follow."""
         return self._exit is not None
 
-    def receive(self, data: bytes) -> list[Output]:
-        """The output in `data`. Raises the server's error, ProtocolError, StreamCut (a gap) or TooLarge (more than is kept)."""
+    def receive(self, data: bytes) -> Iterator[Output]:
+        """The output in `data`, one by one. Raises the server's error, ProtocolError, StreamCut (a gap) or TooLarge (more than is kept)."""
         try:
             frames = self._decoder.receive(data)
         except ValueError as error:
             raise ProtocolError(f"the server's process stream is broken: {error}", request_id=self._request_id) from error
-        return [piece for frame in frames if (piece := self._take(frame)) is not None]
+        for frame in frames:
+            piece = self._take(frame)
+            if piece is not None:
+                yield piece
 
     def result(self) -> Result:
         """The command's result, at the end of the body. StreamCut when the stream ended before its exit frame."""

@@ -105,7 +105,7 @@ def test_whatever_comes_is_read_or_refused(pieces: list[bytes]) -> None:
     follower.begin()
     try:
         for piece in pieces:
-            follower.receive(piece)
+            list(follower.receive(piece))
         follower.salvage()
         follower.finish()
     except SpaceError:
@@ -143,19 +143,19 @@ def test_a_stream_that_does_not_go_on_is_a_typed_error(body: bytes, fault: type[
     follower = Follower(0, 0)
     follower.begin()
     with pytest.raises(fault):
-        follower.receive(body)
+        list(follower.receive(body))
 
 
 def test_the_start_settles_offsets_that_were_no_numbers() -> None:
     follower = Follower(None, -10)
     assert follower.params() == {"stderr": "-10"}
     follower.begin()
-    follower.receive(frame(Kind.START, {**START, "stdout_first": 7, "stdout_bytes": 9, "stderr_first": 100, "stderr_bytes": 105}))
+    list(follower.receive(frame(Kind.START, {**START, "stdout_first": 7, "stdout_bytes": 9, "stderr_first": 100, "stderr_bytes": 105})))
     assert follower.params() == {"stdout": "7", "stderr": "100"}
-    assert follower.receive(encode(Kind.STDERR, b"x", 101)) == [Output("stderr", 101, b"x")]
+    assert list(follower.receive(encode(Kind.STDERR, b"x", 101))) == [Output("stderr", 101, b"x")]
     follower.begin()
     with pytest.raises(StreamCut):
-        follower.receive(encode(Kind.STDERR, b"x", 101))
+        list(follower.receive(encode(Kind.STDERR, b"x", 101)))
 
 
 @pytest.mark.parametrize("fault", [StreamCut("cut"), ConnectionFailed("no"), Unavailable("away"), RateLimited("slowly")])
@@ -163,3 +163,20 @@ def test_connections_are_made_again_a_bounded_number_of_times_with_growing_pause
     pauses = [wait_before_reattach(failures, fault, 1.0) for failures in range(1, FAILURES + 1)]
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0, None]
     assert wait_before_reattach(1, NotFound("no"), 1.0) is None
+
+
+def test_what_comes_before_a_fault_in_one_piece_is_given_before_it_and_nothing_is_skipped() -> None:
+    follower = Follower(0, 0)
+    follower.begin()
+    coming = follower.receive(encode(Kind.STDOUT, b"ab") + encode(Kind.STDOUT, b"cd", 2) + encode(Kind.STDOUT, b"x", 9))
+    assert next(coming) == Output("stdout", 0, b"ab")
+    assert follower.offsets["stdout"] == 2
+    assert next(coming) == Output("stdout", 2, b"cd")
+    with pytest.raises(StreamCut):
+        next(coming)
+    assert follower.params() == {"stdout": "4", "stderr": "0"}
+    follower.begin()
+    with pytest.raises(StreamCut):
+        list(follower.receive(encode(Kind.STDOUT, b"x", 9) + encode(Kind.STDOUT, b"yz", 10)[:-1]))
+    assert follower.salvage() == []
+    assert follower.params() == {"stdout": "4", "stderr": "0"}

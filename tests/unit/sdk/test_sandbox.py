@@ -300,6 +300,13 @@ def test_a_broken_stream_is_a_typed_error(body: list[bytes | Exception], fault: 
         _answering(*body).run(["x"])
 
 
+def test_output_before_an_error_frame_is_delivered_before_the_error() -> None:
+    got: list[bytes] = []
+    with pytest.raises(SandboxDied):
+        _answering(ONE + encode(Kind.ERROR, b'{"code":"sandbox_died","detail":"the VM ended"}')).run(["x"], on_stdout_bytes=got.append)
+    assert got == [b"1"]
+
+
 def test_heartbeats_and_any_split_of_the_stream_change_nothing() -> None:
     body = (
         encode(Kind.START, b'{"pid":1}') + encode(Kind.HEARTBEAT) + ONE + encode(Kind.HEARTBEAT) + encode(Kind.STDOUT, b"2", 1) + exited(2)

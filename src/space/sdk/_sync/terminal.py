@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import signal as signals
-from collections import deque
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -35,7 +35,7 @@ class Terminal:
         self._socket = socket
         self._follower = follower
         self._owned = owned
-        self._ready: deque[Output | Gap] = deque()
+        self._ready: Iterator[Output | Gap] = iter(())
         follower.begin()
 
     @property
@@ -46,22 +46,23 @@ class Terminal:
     @property
     def exit(self) -> ExitStatus | None:
         """How the process ended, once all of its output was read."""
-        return self._follower.exit if not self._ready else None
+        return self._follower.exit
 
     # -- output --------------------------------------------------------------------------------------------------------
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Output | Gap:
-        while not self._ready:
+        while True:
+            for piece in self._ready:
+                return piece
             if self._follower.end is not None:
                 raise StopIteration
             data = self._socket.receive()
             if data is None:
                 self._follower.finish()
                 raise StreamCut("the connection was closed before the process ended", hint="connect again from where the output stood")
-            self._ready.extend(self._follower.receive(data))
-        return self._ready.popleft()
+            self._ready = self._follower.receive(data)
 
     def wait(self) -> ExitStatus:
         """How the process ended, once it has; output that nobody took until then is read and dropped."""
