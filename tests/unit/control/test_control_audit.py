@@ -10,6 +10,7 @@ from space.control.audit import AuditLog
 from space.control.routes import ROUTES
 from space.control.store.store import Store
 from space.control.timers import Timers
+from space.testing.controlprocess import a_process
 from space.testing.simcontrol import World, controlled, dialogue, until
 
 
@@ -102,6 +103,17 @@ async def test_a_stop_loses_no_record(world: World) -> None:
         await world.create()
     async with controlled(world):
         assert [one["route"] for one in await records(world)] == ["create_sandbox"]
+
+
+@dialogue(start=False)
+async def test_a_kill_loses_at_most_the_last_second(world: World) -> None:
+    async with a_process(world) as control:
+        sandbox = await world.create()
+        await asyncio.sleep(limits.AUDIT_SECONDS + 0.5)
+        await control.kill()
+        await control.start()
+        assert [(one["route"], one["sandbox"]) for one in await records(world)] == [("create_sandbox", sandbox)]
+        assert await control.end() == 0
 
 
 def test_records_are_stored_in_batches_and_forgotten_when_they_are_too_old(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]

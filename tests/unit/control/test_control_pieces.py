@@ -14,16 +14,22 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, MetaData, create_engine, inspect, text
 
 from space.control import listing, records
+from space.control.audit import AuditLog
 from space.control.decide import LOST, LOST_IN_CREATE, DeleteThere, End, Note, Step, Wait, decide
+from space.control.delivery import Sender
+from space.control.events import EventLog
 from space.control.listing import Filter, from_cursor, page, parse, to_cursor
+from space.control.quotas import Quotas
 from space.control.records import Record
 from space.control.stdin import Spool
 from space.control.store import migrations, schema
 from space.control.store.store import Store
 from space.control.timers import Timers
+from space.control.webhooks import Webhooks
 from space.model.errors import Conflict, InvalidArgument, Unavailable
 from space.model.ids import new_sandbox_id
 from space.model.sandbox import Phase, SandboxSpec
+from space.model.tenants import Quota
 from space.rpc.node_api import SandboxState
 
 EMULATED = "emulated (development only)"
@@ -191,6 +197,34 @@ def test_every_stored_schema_opens_and_keeps_its_rows(tmp_path: Path) -> None:
             (1700000000000001, 1700003600000001, 1700000100000000, 0, None),
         ]
         assert [(one.tenant, one.key, one.sandbox) for one in repeats] == [("default", "once", "sb-aaaaaaaaaaaaaaaaaaaa")]
+
+
+def test_the_second_schema_keeps_events_webhooks_audit_and_quotas(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "s.db") as old:
+        old.executescript((DATABASES / "0002.sql").read_text())
+    old.close()
+
+    async def talk() -> None:
+        store = Store(tmp_path / "s.db")
+        timers = Timers()
+        events = EventLog(store, timers, keep_seconds=10**10, keep_per_tenant=1000)
+        page = await events.page("default", 1_000_000)
+        assert [(one.id, one.kind, one.phase, one.from_phase) for one in page.events] == [(1_000_001, "phase", "running", "preparing")]
+        assert (await events.page("default", 5)).gap
+        quotas = Quotas(store, Quota())
+        await quotas.load()
+        assert quotas.own("acme") == Quota(sandboxes=2)
+        found, _ = await AuditLog(store, timers, keep_seconds=10**10).page(0, 10, "default")
+        assert [(one.id, one.route, one.status) for one in found] == [(7, "create_sandbox", 201)]
+        hooks = Webhooks(store, events, Sender(()), allow_http=False, allowed=(), version="0")
+        await hooks.start()
+        [hook] = hooks.infos("default")
+        assert (hook.url, hook.kinds, hook.cursor, hook.delivered) == ("https://example.com/hook", ["deleted"], 1_000_000, 3)
+        await hooks.stop()
+        timers.close()
+        store.close()
+
+    asyncio.run(talk())
 
 
 def test_the_steps_lead_to_the_schema_that_the_code_uses(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from space.control.wire_tenants import WebhookRequest
 from space.model.errors import InvalidArgument, PermissionDenied
 from space.sdk.webhooks import verify
 from space.testing.certificates import certificate
+from space.testing.controlprocess import a_process
 from space.testing.simcontrol import World, controlled, dialogue, until
 
 LOOPBACK = ("127.0.0.0/8",)
@@ -404,6 +405,26 @@ async def test_a_webhook_goes_on_after_a_restart_where_it_was(world: World, monk
         async with controlled(world):
             await until(lambda: receiver.came and receiver.came[-1]["phase"] == "running")
             assert taken + receiver.came == await events(world, after=made["webhook"]["cursor"])
+
+
+@dialogue(start=False, webhook_networks=LOOPBACK)
+async def test_a_kill_of_the_server_loses_no_delivery_and_changes_no_order(world: World) -> None:
+    async with a_receiver() as receiver, a_process(world) as control:
+        after = (await hook(world, receiver))["webhook"]["cursor"]
+        sandbox = await world.create()
+        there = world.node.sandboxes[sandbox]
+        for number in range(60):
+            world.node._move(there, "paused" if number % 2 == 0 else "running")
+            await asyncio.sleep(0.01)
+            if number in (20, 40):
+                await control.kill()
+                await control.start()
+        await world.client.delete(f"/v1/sandboxes/{sandbox}")
+        await until(lambda: receiver.came[-1]["kind"] == "deleted")
+        firsts = list({one["id"]: one for one in receiver.came}.values())
+        assert firsts == await events(world, after=after)
+        assert [one["id"] for one in firsts] == sorted(one["id"] for one in firsts)
+        assert await control.end() == 0
 
 
 @dialogue(webhook_networks=LOOPBACK, events_per_tenant=5)
