@@ -9,12 +9,15 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given, strategies
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from space.control import limits
+from space.control import attached, limits
+from space.model.errors import InvalidArgument
 from space.model.frames import MEDIA_TYPE, Decoder, Frame, Kind, encode
 from space.model.sandbox import MAX_STDIN
+from space.rpc.node_api import Eof, Resize, Signal
 from space.testing.simcontrol import World, dialogue, until
 
 NDJSON = {"Accept": "application/x-ndjson"}
@@ -613,3 +616,35 @@ async def test_a_request_in_hand_when_the_server_stops_is_told_so(world: World) 
     assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
     assert answer.headers["content-type"] == "application/problem+json"
     world.node.hold_create.set()
+
+
+@dialogue()
+async def test_a_websocket_is_told_when_the_server_stops_and_its_process_runs_on(world: World) -> None:
+    sandbox = await world.create()
+    process = await start(world, sandbox, "sleep", "600")
+    async with socket(world, process + "/connect") as connection:
+        await connection.recv()
+        assert world.web is not None
+        world.web.stop()
+        await connection.wait_closed()
+    assert connection.close_code == 1012
+    assert world.node.sandboxes[sandbox].running
+
+
+_FRAMES = strategies.lists(
+    strategies.builds(encode, strategies.sampled_from(list(Kind)), strategies.binary(max_size=40), strategies.integers(0, 2**64 - 1))
+).map(b"".join)
+
+
+@given(
+    strategies.one_of(strategies.binary(max_size=200), _FRAMES, strategies.builds(lambda a, b: a[:b], _FRAMES, strategies.integers(0, 99)))
+)
+def test_any_message_of_a_clients_is_frames_of_its_or_refused_with_a_remedy(message: bytes) -> None:
+    try:
+        found: Any = [attached._meaning(frame) for frame in attached._frames(message)]
+    except InvalidArgument as error:
+        found = error
+    if isinstance(found, InvalidArgument):
+        assert found.hint
+    else:
+        assert all(meaning is None or isinstance(meaning, Eof | Resize | Signal) for meaning in found)
