@@ -72,7 +72,7 @@ def settings() -> str:
         3. `/etc/space/<instance>.toml`
         4. the default
 
-        `space config show --effective` shows each value and where it came from. A key of the file that is no setting, a value of another
+        `space config server --effective` shows each value and where it came from. A key of the file that is no setting, a value of another
         type and one outside its range are refused with a sentence; when `--set` is to blame, `serve` ends with status 2, otherwise with 1.
         In the environment and for `--set`, a list is written with commas (`a.example.com,b.example.com`) and a switch as `true` or `false`.
 
@@ -276,7 +276,9 @@ def command(found: Any, words: list[str]) -> str:
     arguments = [argument(each) for each in found.params if each.param_type_name == "argument"]
     usage = " ".join([*words, *(["[OPTIONS]"] if len(found.params) > len(arguments) else []), *arguments])
     about = "\n\n".join(sentence(part) for part in inspect.cleandoc(found.help or "").split("\n\n"))
-    return f"\n## {' '.join(words)}\n\n    {usage}\n\n{about}\n" + (f"\n{shown}" if (shown := parameters(found)) else "")
+    shown, lines = parameters(found), [line for line in (found.epilog or "").splitlines() if line.startswith("  ")]
+    example = "\nFor example:\n\n" + "".join(f"  {line}\n" for line in lines) if lines else ""
+    return f"\n## {' '.join(words)}\n\n    {usage}\n\n{about}\n{example}" + (f"\n{shown}" if shown else "")
 
 
 def parameters(found: Any) -> str:

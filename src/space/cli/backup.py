@@ -9,15 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from space.cli.context import of, print_json
+from space.cli.context import examples, of, print_json
 from space.cli.lazy import loaded
 from space.model.errors import InvalidArgument
 
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    app.command("backup")(backup)
-    app.command("restore")(restore)
+    app.command("backup", epilog=examples("space backup /root/space.backup"))(backup)
+    app.command("restore", epilog=examples("space restore /root/space.backup"))(restore)
 
 
 def backup(context: typer.Context, file: Annotated[str, typer.Argument(metavar="FILE", help="Where to; replaced if it exists.")]) -> None:

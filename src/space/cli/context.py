@@ -6,22 +6,21 @@ import json
 import os
 import select
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from space.cli.clientfile import chosen
 from space.model.errors import InvalidArgument, SpaceError
 
 if TYPE_CHECKING:
     from space.sdk import Client
 
 OWN_FAILURE = 125
-_GLOBAL_FLAGS = ("--json",)
-_GLOBAL_VALUES = ("--instance", "--url", "--key-file")
-_WITH_COMMAND = ("run", "exec")
 
 
 class OutputClosed(Exception):
@@ -41,12 +40,15 @@ class Context:
         """A client of the server that the options, the environment or this machine name."""
         from space.sdk import Client
 
-        return Client(api_url=self.url, instance=self.instance, key_file=Path(self.key_file) if self.key_file else None)
+        found = chosen(self.url, self.key_file, self.instance, os.environ)
+        return Client(api_url=found.url, instance=self.instance, key_file=Path(found.key_file) if found.key_file else None)
 
     @property
     def names_a_server(self) -> bool:
         """Whether somebody said which server: then no other one is taken in its place."""
-        return bool(self.url or self.instance or os.environ.get("SPACE_API_URL") or os.environ.get("SPACE_INSTANCE"))
+        if self.instance or os.environ.get("SPACE_INSTANCE"):
+            return True
+        return chosen(self.url, self.key_file, None, os.environ).url is not None
 
 
 def of(context: typer.Context) -> Context:
@@ -56,39 +58,6 @@ def of(context: typer.Context) -> Context:
     return found
 
 
-def command_of(arguments: Sequence[str]) -> str | None:
-    """The command that the arguments name: the first word that is no global option or its value."""
-    words = iter(arguments)
-    for word in words:
-        if word in _GLOBAL_VALUES:
-            next(words, None)
-        elif not word.startswith("-"):
-            return word
-    return None
-
-
-def globals_first(arguments: Sequence[str]) -> list[str]:
-    """The arguments with the global options moved to the front, so that they may stand anywhere before `--`.
-
-    A command to run may have options of the same name, so `run` and `exec` without `--` are left alone.
-    """
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    ours, rest = list(arguments[:end]), list(arguments[end:])
-    if not rest and command_of(ours) in _WITH_COMMAND:
-        return ours
-    front: list[str] = []
-    others: list[str] = []
-    words = iter(ours)
-    for word in words:
-        if word in _GLOBAL_FLAGS or word.startswith(tuple(f"{name}=" for name in _GLOBAL_VALUES)):
-            front.append(word)
-        elif word in _GLOBAL_VALUES:
-            front += [word, *([value] if (value := next(words, None)) is not None else [])]
-        else:
-            others.append(word)
-    return front + others + rest
-
-
 def report(fault: SpaceError, *, as_json: bool = False) -> None:
     """One sentence and the remedy, to stderr."""
     if as_json:
@@ -96,11 +65,12 @@ def report(fault: SpaceError, *, as_json: bool = False) -> None:
         print(json.dumps({"error": error}), file=sys.stderr)
         return
     red, dim, plain = ("\x1b[31m", "\x1b[2m", "\x1b[0m") if _has_colour() else ("", "", "")
-    lines = [f"{red}space:{plain} {_printable(fault.message)}"]
+    lines = [f"{red}space:{plain} {printable(fault.message)}"]
+    lines += [f"  {printable(told)}" for told in getattr(fault, "__notes__", ())]
     if fault.hint:
-        lines.append(f"  {dim}{_printable(fault.hint)}{plain}")
-    if fault.request_id and fault.code == "internal":
-        lines.append(f"  {dim}request {_printable(fault.request_id)}{plain}")
+        lines.append(f"  {dim}{printable(fault.hint)}{plain}")
+    if fault.request_id:
+        lines.append(f"  {dim}request {printable(fault.request_id)}{plain}")
     print("\n".join(lines), file=sys.stderr)
 
 
@@ -111,32 +81,101 @@ def note(text: str) -> None:
         print(f"{dim}{text}{plain}", file=sys.stderr, flush=True)
 
 
+def tell(text: str) -> None:
+    """One sentence to stderr, whoever looks: what a script's author must know as well."""
+    print(f"space: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def emit(line: str) -> None:
+    """One line to stdout, at once: who follows a stream through a pipe waits for it."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        raise OutputClosed from None
+
+
 def print_json(answer: Any) -> None:
     """One object on one line."""
-    print(json.dumps(asdict(answer) if is_dataclass(answer) and not isinstance(answer, type) else answer))
+    emit(json.dumps(asdict(answer) if is_dataclass(answer) and not isinstance(answer, type) else answer))
 
 
-def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table: with colour for a terminal, plain columns otherwise."""
+def print_facts(facts: Mapping[str, object]) -> None:
+    """Names and values, a line each."""
+    print_table(("", ""), [(name, shown(value)) for name, value in facts.items()], header=False)
+
+
+def shown(value: object) -> str:
+    """A value for people; `-` for none."""
+    match value:
+        case None | "":
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case _:
+            return str(value)
+
+
+def print_table(names: Sequence[str], rows: Iterable[Sequence[str]], *, header: bool = True) -> None:
+    """A table: with colour for a terminal, plain columns otherwise. header: whether the columns' names are shown."""
     if not sys.stdout.isatty():
-        lines = [list(header), *(list(map(_printable, row)) for row in rows)]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+        lines = [*([list(names)] if header else []), *(list(map(printable, row)) for row in rows)]
+        widths = [max((len(line[column]) for line in lines), default=0) for column in range(len(names))]
         for line in lines:
-            print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+            emit("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
         return
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in header:
+    table = Table(box=None, header_style="bold", pad_edge=False, show_header=header)
+    for name in names:
         table.add_column(name)
     for row in rows:
-        table.add_row(*(Text(_printable(cell), style=_STYLES.get(cell, "")) for cell in row))
+        table.add_row(*(Text(printable(cell), style=_STYLES.get(cell, "")) for cell in row))
     Console().print(table)
 
 
-_STYLES = {"running": "green", "paused": "yellow", "failed": "red", "gone": "dim", "ok": "green", "warning": "yellow", "missing": "red"}
+def when(moment: float | None) -> str:
+    """A time, in UTC; `-` for none."""
+    return "-" if moment is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(moment))
+
+
+def span(seconds: float) -> str:
+    """A length of time in two units at most."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    minutes, hours = whole // 60, whole // 3600
+    if whole < 3600:
+        return f"{minutes}m{whole % 60:02}s"
+    return f"{hours}h{minutes % 60:02}m"
+
+
+def size(count: float) -> str:
+    """Bytes, in the unit that leaves up to four digits."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def examples(*lines: str) -> str:
+    """What stands at the end of a command's help. The mark keeps the parser from filling lines."""
+    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+_STYLES = {
+    "running": "green",
+    "paused": "yellow",
+    "failed": "red",
+    "gone": "dim",
+    "exited": "dim",
+    "lost": "red",
+    "ok": "green",
+    "warning": "yellow",
+    "missing": "red",
+}
 
 
 def pairs(texts: Sequence[str], option: str) -> dict[str, str]:
@@ -167,7 +206,7 @@ def writer(descriptor: int) -> Callable[[bytes], None]:
     return write
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Without control characters: names and messages may come from a guest, and a terminal obeys escape sequences."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 

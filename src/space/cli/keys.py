@@ -8,15 +8,15 @@ from typing import Annotated
 
 import typer
 
-from space.cli.context import note, of, print_json, print_table
+from space.cli.context import emit, examples, note, of, print_json, print_table
 
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
     keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys (with an admin's key).", rich_markup_mode=None)
-    keys.command("create")(create)
-    keys.command("list")(list_all)
-    keys.command("revoke")(revoke)
+    keys.command("create", epilog=examples("space key create --tenant acme --name ci"))(create)
+    keys.command("list", epilog=examples("space key list"))(list_all)
+    keys.command("revoke", epilog=examples("space key revoke key-..."))(revoke)
     app.add_typer(keys, name="key")
 
 
@@ -32,7 +32,7 @@ def create(
     if of(context).json:
         print_json(made)
         return
-    print(made.key)
+    emit(made.key)
     note(f"key {made.id} of tenant {made.tenant}; it is not shown again")
 
 

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from space.cli.context import Context, note, of, pairs, print_json, report, writer
-from space.model.errors import ConnectionFailed, NotFound, PermissionDenied, TooLarge
+from space.cli.completion import SandboxArgument
+from space.cli.context import Context, examples, note, of, pairs, print_json, report, tell, writer
+from space.model.errors import ConnectionFailed, NotFound, PermissionDenied, SpaceError, TooLarge
 from space.model.sandbox import DEFAULT_CPUS, DEFAULT_DISK_MIB, DEFAULT_MEMORY_MIB, DEFAULT_TEMPLATE, DEFAULT_TTL_SECONDS, MAX_STDIN
 
 if TYPE_CHECKING:
+    from space.model.sandbox import ExitStatus
     from space.sdk import Client, Result, Sandbox
 
 TIMED_OUT, NOT_EXECUTABLE, NO_SUCH_PROGRAM = 124, 126, 127
-_RAW = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-
 Command = Annotated[list[str] | None, typer.Argument(metavar="-- CMD [ARG]...", help="The command and its arguments.")]
 Env = Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="An environment variable; repeatable.")]
 Timeout = Annotated[float | None, typer.Option(metavar="SECONDS", help="Kill the command, and exit with 124, after so long.")]
@@ -37,8 +37,8 @@ Stdin = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    app.command("run", context_settings=_RAW)(run)
-    app.command("exec", context_settings=_RAW)(execute)
+    app.command("run", epilog=examples("space run -- uname -r", "space run --memory 1024 -e A=1 -- sh -c 'echo $A'"))(run)
+    app.command("exec", epilog=examples("space exec sb-... -- ls -l /srv", "space exec sb-... --timeout 60 -- make test"))(execute)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def run(
     from space.sdk import Sandbox
 
     asked = of(context)
-    wanted = Wanted(_argv(command), pairs(env or [], "--env"), cwd, user, timeout, _stdin(stdin))
+    wanted = Wanted(argv_of(command), pairs(env or [], "--env"), cwd, user, timeout, _stdin(stdin))
     life = ttl or (None if timeout is None else max(DEFAULT_TTL_SECONDS, int(timeout) + 60))
     with ExitStack() as stack:
         client = stack.enter_context(_server(asked, private=not server and not keep, quiet=quiet))
@@ -96,7 +96,7 @@ def run(
 
 def execute(
     context: typer.Context,
-    sandbox: Annotated[str, typer.Argument(metavar="SANDBOX", help="Its id.")],
+    sandbox: SandboxArgument,
     command: Command = None,
     env: Env = None,
     timeout: Timeout = None,
@@ -107,7 +107,7 @@ def execute(
     """Run a command in a sandbox that is there, and exit with the command's status."""
     from space.sdk import Sandbox
 
-    wanted = Wanted(_argv(command), pairs(env or [], "--env"), cwd, user, timeout, _stdin(stdin))
+    wanted = Wanted(argv_of(command), pairs(env or [], "--env"), cwd, user, timeout, _stdin(stdin))
     with of(context).client() as client:
         return _run_in(Sandbox.connect(sandbox, client=client), wanted, as_json=of(context).json)
 
@@ -160,20 +160,30 @@ def _run_in(sandbox: Sandbox, wanted: Wanted, *, as_json: bool) -> int:
             **live,
         )
     except (NotFound, PermissionDenied) as fault:
-        report(fault, as_json=as_json)
-        return NO_SUCH_PROGRAM if isinstance(fault, NotFound) else NOT_EXECUTABLE
+        return not_started(fault, as_json=as_json)
     if as_json:
         print_json({"sandbox": sandbox.id, **document(result)})
     elif result.oom_killed:
-        print("space: the command was killed: the sandbox is out of memory (--memory MIB gives it more)", file=sys.stderr)
-    return status_of(result)
+        tell("the command was killed: the sandbox is out of memory (--memory MIB gives it more)")
+    return ended(result.exit_code, result.signal, timed_out=result.timed_out)
 
 
-def status_of(result: Result) -> int:
-    """The exit status that tells how a command ended."""
-    if result.timed_out:
+def not_started(fault: SpaceError, *, as_json: bool) -> int:
+    """Tell why a program could not be started; the exit status, as a shell has it."""
+    report(fault, as_json=as_json)
+    return NO_SUCH_PROGRAM if isinstance(fault, NotFound) else NOT_EXECUTABLE
+
+
+def status_of(status: ExitStatus) -> int:
+    """The exit status that tells how a process ended."""
+    return ended(status.code, status.signal, timed_out=status.timed_out)
+
+
+def ended(code: int | None, signal: int | None, *, timed_out: bool) -> int:
+    """The exit status for an exit code or a signal."""
+    if timed_out:
         return TIMED_OUT
-    return result.exit_code if result.exit_code is not None else 128 + (result.signal or 0)
+    return code if code is not None else 128 + (signal or 0)
 
 
 def document(result: Result) -> dict[str, Any]:
@@ -187,10 +197,9 @@ def document(result: Result) -> dict[str, Any]:
     return answer | {"oom_killed": result.oom_killed, "timed_out": result.timed_out, "wall_ms": result.wall_ms}
 
 
-def _argv(command: list[str] | None) -> list[str]:
+def argv_of(command: list[str] | None) -> list[str]:
+    """The program's words; wrong usage where there are none."""
     words = list(command or [])
-    if words[:1] == ["--"]:
-        words = words[1:]
     if not words:
         raise typer.BadParameter("there is no command: put it behind --, as in `space run -- uname -r`")
     return words

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from space.cli.context import OWN_FAILURE, note, of, pairs, print_json, print_table, report
+from space.cli.completion import sandboxes as completed
+from space.cli.context import OWN_FAILURE, emit, examples, note, of, pairs, print_json, print_table, report, span
+from space.cli.inspect import OnTimeout, idle_policy
 from space.model.errors import SpaceError
 from space.model.sandbox import DEFAULT_CPUS, DEFAULT_DISK_MIB, DEFAULT_MEMORY_MIB, DEFAULT_TEMPLATE, Phase
 
@@ -19,9 +21,9 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    app.command("create")(create)
-    app.command("list")(list_all)
-    app.command("delete")(delete)
+    app.command("create", epilog=examples("space create --memory 1024 --ttl 7200 --metadata owner=me --idle 600:pause"))(create)
+    app.command("list", epilog=examples("space list -a", "space list --metadata owner=me -q"))(list_all)
+    app.command("delete", epilog=examples("space delete sb-...", "space delete $(space list --metadata owner=me -q)"))(delete)
 
 
 def create(
@@ -33,6 +35,10 @@ def create(
     env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Environment of every command; repeatable.")] = None,
     metadata: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Words of yours, to find it again; repeatable.")] = None,
     ttl: Annotated[int | None, typer.Option(metavar="SECONDS", help="Its life, after which the server deletes it (an hour).")] = None,
+    idle: Annotated[str | None, typer.Option(metavar="SECONDS[:pause|:delete]", help="When nothing happens in it for so long.")] = None,
+    on_timeout: Annotated[
+        OnTimeout, typer.Option(metavar="delete|pause", help="What becomes of it at the end of its life.")
+    ] = OnTimeout.delete,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the id and nothing else.")] = False,
 ) -> None:
     """Make a sandbox that stays until it is deleted or its time is over; prints its id."""
@@ -48,12 +54,14 @@ def create(
             env=pairs(env or [], "--env"),
             metadata=pairs(metadata or [], "--metadata"),
             ttl_seconds=ttl,
+            idle=None if idle is None else idle_policy(idle),
+            on_timeout=on_timeout.value,
             client=client,
         )
         if of(context).json:
             print_json(sandbox.info())
             return
-        print(sandbox.id)
+        emit(sandbox.id)
         if not quiet:
             note(f"runs after {time.monotonic() - began:.1f} s; `space exec {sandbox.id} -- CMD`, `space delete {sandbox.id}`")
 
@@ -74,7 +82,7 @@ def list_all(
         print_json({"sandboxes": [asdict(info) for info in found]})
     elif quiet:
         for info in found:
-            print(info.id)
+            emit(info.id)
     else:
         print_table(
             ("ID", "PHASE", "TEMPLATE", "CPUS", "MEMORY", "AGE", "ENDS IN", "METADATA"), [_row(info, time.time()) for info in found]
@@ -88,20 +96,9 @@ def _row(info: SandboxInfo, now: float) -> Sequence[str]:
     return info.id, str(info.phase), info.spec.template, str(info.spec.cpus), memory, span(now - info.created_at), ends, metadata
 
 
-def span(seconds: float) -> str:
-    """A length of time in two units at most."""
-    whole = max(0, int(seconds))
-    if whole < 60:
-        return f"{whole}s"
-    minutes, hours = whole // 60, whole // 3600
-    if whole < 3600:
-        return f"{minutes}m{whole % 60:02}s"
-    return f"{hours}h{minutes % 60:02}m"
-
-
 def delete(
     context: typer.Context,
-    sandboxes: Annotated[list[str], typer.Argument(metavar="SANDBOX...", help="Their ids.")],
+    sandboxes: Annotated[list[str], typer.Argument(metavar="SANDBOX...", help="Their ids.", autocompletion=completed)],
 ) -> int:
     """End sandboxes and remove everything of them."""
     from space.sdk import Sandbox

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from space.cli.context import OWN_FAILURE, of, print_json, print_table
+from space.cli.context import OWN_FAILURE, examples, of, print_json, print_table
 from space.cli.lazy import loaded
 from space.model.errors import InvalidArgument
 
@@ -22,12 +22,12 @@ _PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_op
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    app.command("serve")(serve)
-    app.command("setup", context_settings=_PASSED_ON)(setup)
-    app.command("doctor")(doctor)
-    app.command("clean")(clean)
-    app.command("bench", context_settings=_PASSED_ON)(bench)
-    app.command("version")(version)
+    app.command("serve", epilog=examples("space serve --set max_sandboxes=20"))(serve)
+    app.command("setup", epilog=examples("space setup --check"), context_settings=_PASSED_ON)(setup)
+    app.command("doctor", epilog=examples("space doctor --strict"))(doctor)
+    app.command("clean", epilog=examples("space clean --instance lab"))(clean)
+    app.command("bench", epilog=examples("space bench exec"), context_settings=_PASSED_ON)(bench)
+    app.command("version", epilog=examples("space version --json"))(version)
 
 
 def serve(

@@ -27,7 +27,7 @@ def pack(source: Path, *, name: str | None = None, exclude: Exclude = ()) -> Ite
     relative to `source` and against a last component (an excluded directory is not entered), or a function of that path.
     Raises InvalidArgument for what is not there, cannot be read, changed while it was read, or is a device, FIFO or socket.
     """
-    skips = exclude if callable(exclude) else _matcher(tuple(exclude))
+    skips = exclude if callable(exclude) else matcher(tuple(exclude))
     pending = bytearray()
     try:
         for piece in _pieces(source, name, skips):
@@ -40,7 +40,9 @@ def pack(source: Path, *, name: str | None = None, exclude: Exclude = ()) -> Ite
     yield bytes(pending) + bytes(2 * tarfile.BLOCKSIZE)
 
 
-def _matcher(patterns: tuple[str, ...]) -> Callable[[str], bool]:
+def matcher(patterns: tuple[str, ...]) -> Callable[[str], bool]:
+    """Whether a path, or its last component, matches one of these patterns."""
+
     def skips(path: str) -> bool:
         last = path.rsplit("/", 1)[-1]
         return any(fnmatch(path, pattern) or fnmatch(last, pattern) for pattern in patterns)

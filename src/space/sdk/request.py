@@ -186,8 +186,9 @@ class Tally:
 class Counted:
     """A tar stream on its way up: counts its bytes and their CRC-32, to compare with what the guest took."""
 
-    def __init__(self, pieces: Iterable[bytes]) -> None:
+    def __init__(self, pieces: Iterable[bytes], on_progress: Callable[[int], object] | None = None) -> None:
         self._pieces: Iterator[bytes] = iter(pieces)
+        self._on_progress = on_progress
         self.bytes = 0
         self.crc32 = 0
 
@@ -197,6 +198,8 @@ class Counted:
             if piece:
                 self.bytes += len(piece)
                 self.crc32 = zlib.crc32(piece, self.crc32)
+                if self._on_progress is not None:
+                    self._on_progress(self.bytes)
                 return piece
         return b""
 

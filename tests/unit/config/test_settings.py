@@ -87,21 +87,21 @@ def test_serve_ends_with_the_status_of_wrong_usage_when_a_flag_is_wrong(
     assert "space serve: " in capsys.readouterr().err
 
 
-def test_config_show_says_where_each_value_came_from(
+def test_config_server_says_where_each_value_came_from(
     monkeypatch: pytest.MonkeyPatch, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("space.config.instance.SETTINGS_ROOT", file.parent)
     monkeypatch.setattr("space.config.instance.load", lambda _: None)
     monkeypatch.setenv("SPACE_MAX_TTL_SECONDS", "60")
     monkeypatch.delenv("SPACE_INSTANCE", raising=False)
-    assert main(["config", "show", "--effective", "--json"]) == 0
+    assert main(["config", "server", "--effective", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["instance"], shown["served"]) == ("default", False)
     assert shown["settings"].keys() == set(Settings.__dataclass_fields__)
     assert shown["settings"]["port"] == {"value": 1, "source": str(file)}
     assert shown["settings"]["max_ttl_seconds"] == {"value": 60, "source": "SPACE_MAX_TTL_SECONDS"}
     assert shown["settings"]["host"] == {"value": "127.0.0.1", "source": "default"}
-    assert main(["config", "show"]) == 0
+    assert main(["config", "server"]) == 0
     names = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
     assert names == {"SETTING", "port", "max_sandboxes", "log_format", "allowed_hosts", "max_ttl_seconds"}
 

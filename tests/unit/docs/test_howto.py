@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from space.cli import main as program
-from space.cli.context import globals_first
+from space.cli.arguments import arranged
 from space.sdk.testing import MockServer, Process, Reply
 
 HOWTO = Path(__file__).parents[3] / "docs/howto"
@@ -93,7 +93,7 @@ def test_the_commands_of_a_page_are_commands(page: str) -> None:
     root = typer.main.get_command(program.app)
     shown = "".join(text for language, text in blocks(page) if language == "sh")
     for line in shown.splitlines():
-        words = globals_first(shlex.split(line)[1:])
+        words = arranged(shlex.split(line)[1:], lambda command: program._values_of(root, command))
         context = root.make_context("space", words)
         assert line.startswith("space ")
         found, rest = root, [*context._protected_args, *context.args]

@@ -51,7 +51,7 @@ def test_check_names_the_stale_page_and_writes_nothing(
 def test_every_route_code_and_command_has_its_place(pages: dict[str, str]) -> None:
     assert all(f"\n## {route.method} {route.path}\n" in pages["api.md"] for route in ROUTES)
     assert all(f"| `{code}` |" in pages["errors.md"] for code in BY_CODE)
-    assert {"## space run", "## space key create", "## space config show"} <= set(pages["cli.md"].splitlines())
+    assert {"## space run", "## space key create", "## space config server"} <= set(pages["cli.md"].splitlines())
 
 
 def test_every_link_of_the_api_page_leads_to_a_heading(pages: dict[str, str]) -> None:

@@ -367,13 +367,22 @@ class AsyncSandbox:
         return AsyncForward(lambda: self.connect_port(remote), host, local)
 
     # -- trees ---------------------------------------------------------------------------------------------------------
-    async def upload(self, local_path: str | Path, guest_path: str, *, user: str | None = None, exclude: Exclude = ()) -> TreeSummary:
+    async def upload(
+        self,
+        local_path: str | Path,
+        guest_path: str,
+        *,
+        user: str | None = None,
+        exclude: Exclude = (),
+        on_progress: Callable[[int], object] | None = None,
+    ) -> TreeSummary:
         """Send a file or a directory. `guest_path` is its name there; with a trailing slash, the directory that it goes into.
 
         A directory's contents are merged into one that is there. Symbolic links stay links. `exclude`: see `space.sdk.pack`.
         A path that is not absolute begins at the user's home. Size and checksum are compared before this returns. A file appears whole or
         not at all, and so does a directory that was not there, unless this program dies as well; into one that was, what comes is merged
         as it comes, and what had come before a failure stays.
+        on_progress: called with the bytes that were sent so far, from any thread.
         """
         source = Path(local_path)
         if not await offload(source.exists):
@@ -383,13 +392,14 @@ class AsyncSandbox:
         if is_directory:
             doomed = None if await self.files.exists(place, user=user) else place
             try:
-                return await self.put_tar(pack(source, name=name, exclude=exclude), place, user=user)
+                return await self.put_tar(pack(source, name=name, exclude=exclude), place, user=user, on_progress=on_progress)
             except BaseException:
                 await self._unmake(doomed, user)
                 raise
         beside = f".space-{secrets.token_hex(8)}"
         try:
-            summary = await self.put_tar(pack(source, name=beside, exclude=exclude), place, user=user)
+            tree = pack(source, name=beside, exclude=exclude)
+            summary = await self.put_tar(tree, place, user=user, on_progress=on_progress)
             if summary.entries:
                 await self.files.move(posixpath.join(place, beside), posixpath.join(place, name), replace=True, user=user)
         except BaseException:
@@ -405,9 +415,16 @@ class AsyncSandbox:
                     await sleep(pause)
                     await self.files.remove(path, recursive=True, missing_ok=True, user=user)
 
-    async def put_tar(self, stream: Iterable[bytes], guest_path: str, *, user: str | None = None) -> TreeSummary:
+    async def put_tar(
+        self,
+        stream: Iterable[bytes],
+        guest_path: str,
+        *,
+        user: str | None = None,
+        on_progress: Callable[[int], object] | None = None,
+    ) -> TreeSummary:
         """Unpack a tar stream in the directory `guest_path` (made if missing) as that user. `stream`: pieces, as an open file gives."""
-        counted = Counted(stream)
+        counted = Counted(stream, on_progress)
 
         async def body() -> AsyncIterator[bytes]:
             while piece := await offload(counted.step):
@@ -429,18 +446,23 @@ class AsyncSandbox:
         replace: bool = False,
         links: Links = "refuse",
         limits: Limits | None = None,
+        on_progress: Callable[[int], object] | None = None,
     ) -> Unpacked:
         """Fetch a file or a directory, unpacked safely: see `space.sdk.archive` for what is refused.
 
         `local_path` is its name here; an existing directory, or a trailing slash, means into that directory, under its own name.
         A file replaces a file; what else is there is a Conflict, unless `replace`; a device or pipe always is. Nothing is left of a tree
         that was refused or cut off. links: "skip" leaves out symbolic links that lead out of the tree (of a venv, say).
+        on_progress: called with the bytes that have come so far.
         """
-        target = await offload(download_target, local_path, guest_path)
+        target, came = await offload(download_target, local_path, guest_path), 0
         with Staging(target.parent, limits=limits, links=links) as staging:
             async with aclosing(self.get_tar(guest_path, user=user)) as pieces:
                 async for piece in pieces:
                     await offload(staging.receive, piece)
+                    came += len(piece)
+                    if on_progress is not None:
+                        on_progress(came)
             return await offload(staging.commit, target, replace=replace)
 
     async def get_tar(self, guest_path: str, *, user: str | None = None) -> AsyncGenerator[bytes, None]:
