@@ -107,6 +107,18 @@ async def test_a_paused_sandbox_is_adopted_with_its_processes(tmp_path: Path) ->
         assert bytes((await one.output(process)).lanes[0]) == b"there"
 
 
+async def test_a_pause_in_the_middle_of_output_and_a_node_that_is_killed_then_lose_nothing(tmp_path: Path) -> None:
+    async with lab(tmp_path) as one:
+        process = await one.start("yes-bytes", str(8 << 20))
+        await until(lambda: one.find(process).spool.lanes[0] > 1 << 20)
+        await one.session.call("pause", api.Target(one.sandbox))
+        for _ in range(3):
+            await one.crash()
+            assert (await one.state()).phase == "paused"
+        await one.session.call("resume", api.Target(one.sandbox))
+        assert bytes((await one.output(process)).lanes[0]) == b"y\n" * (4 << 20)
+
+
 async def test_what_has_ended_is_there_after_a_restart_for_the_rest_of_its_time(tmp_path: Path) -> None:
     async with lab(tmp_path, retention=3.0) as one:
         process = await one.start("echo", "kept")
