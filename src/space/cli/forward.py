@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
-    app.command("forward", epilog=examples("space forward sb-... 8080:80", "space forward sb-... 5432 -:8000 --host 0.0.0.0"))(forward)
+    lines = ("space forward sb-... 8080:80", "space forward sb-... 5432 -:8000 --host 0.0.0.0")
+    # `-:80` is no option.
+    app.command("forward", context_settings={"ignore_unknown_options": True}, epilog=examples(*lines))(forward)
 
 
 def ports(text: str) -> tuple[int, int]:

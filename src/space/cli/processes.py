@@ -203,7 +203,9 @@ def logs(
             if (begin[name] == 0 and tail == 0) or stream not in (None, name):
                 begin[name] = end  # nothing of what is there
         shown = found.output(begin["stdout"], begin["stderr"], follow=follow)
-        at = {name: offset for name, offset in begin.items() if offset is not None and offset >= 0}
+        # An interrupt between showing and counting makes the next call repeat a piece, and never leave one out.
+        firsts = {"stdout": info.stdout_first, "stderr": info.stderr_first}
+        at = {name: offset if offset is not None and offset >= 0 else firsts[name] for name, offset in begin.items()}
         try:
             with closing(shown):
                 for piece in shown:
