@@ -226,7 +226,13 @@ impl Core {
             }
             Event::Message(stream, bytes) => {
                 let heard = match self.processes.on(stream) {
-                    Some(process) => Message::decode(bytes).and_then(|message| process.obey(&message)),
+                    Some(process) => Message::decode(bytes).and_then(|message| {
+                        if matches!(&message, Message::Signal(it) if it.all && i32::from(it.signal) == libc::SIGKILL) {
+                            // Guest root may have left its cgroup; its session it left only if it gave up being the leader.
+                            self.doomed.extend(process.life.session());
+                        }
+                        process.obey(&message)
+                    }),
                     None => match self.jobs.values_mut().find(|job| job.stream() == stream) {
                         Some(job) => job.tell(bytes).map(|()| 0),
                         None => Err(job::unwanted(stream)),
