@@ -1,0 +1,89 @@
+"""Rates, and bytes over a sandbox's life. Numbers in, yes or no out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from space.core.policy.verdict import Allow, Asked, Stack
+
+Exceeded = Literal["budget_sent", "budget_received"]
+
+
+class Bucket:
+    """A token bucket: `burst` at once, `rate` a second."""
+
+    __slots__ = ("_at", "_burst", "_left", "_rate")
+
+    def __init__(self, rate: float, burst: int) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._left = float(burst)
+        self._at: float | None = None
+
+    def take(self, now: float) -> bool:
+        """One token, if there is one."""
+        if self._at is not None:
+            self._left = min(self._burst, self._left + (now - self._at) * self._rate)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What one rule of one layer allows, over the sandbox's life. None: without limit."""
+
+    layer: str
+    rule: str
+    sent: int | None
+    received: int | None
+
+
+def of_request(stack: Stack, asked: Asked, verdict: Allow) -> tuple[Budget, ...]:
+    """The budgets of an allowed request: of each layer its own rule's, for a limit above holds for all that its rule lets through."""
+    if verdict.sent_limit is None and verdict.received_limit is None:
+        return ()
+    return _limited(stack, [layer.request(asked) for layer in stack.layers])
+
+
+def of_flow(stack: Stack, name: str, port: int, verdict: Allow) -> tuple[Budget, ...]:
+    """The same for an opaque stream."""
+    if verdict.sent_limit is None and verdict.received_limit is None:
+        return ()
+    return _limited(stack, [layer.flow(name, port) for layer in stack.layers])
+
+
+def _limited(stack: Stack, verdicts: list[object]) -> tuple[Budget, ...]:
+    found = []
+    for layer, verdict in zip(stack.layers, verdicts, strict=True):
+        rule = verdict.rule if isinstance(verdict, Allow) else None
+        if rule is not None and (rule.sent_limit is not None or rule.received_limit is not None):
+            found.append(Budget(layer.policy.name, rule.name, rule.sent_limit, rule.received_limit))
+    return tuple(found)
+
+
+class Spending:
+    """What a sandbox has used of each budget. It outlives workers: whoever starts them keeps it."""
+
+    def __init__(self) -> None:
+        self._used: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def used(self, layer: str, rule: str) -> tuple[int, int]:
+        """Bytes sent and received."""
+        return self._used.get((layer, rule), (0, 0))
+
+    def charge(self, budgets: tuple[Budget, ...], sent: int, received: int) -> Exceeded | None:
+        """Take bytes from every budget, or from none and say which kind is short."""
+        for one in budgets:
+            before = self.used(one.layer, one.rule)
+            if one.sent is not None and sent and before[0] + sent > one.sent:
+                return "budget_sent"
+            if one.received is not None and received and before[1] + received > one.received:
+                return "budget_received"
+        for one in budgets:
+            before = self.used(one.layer, one.rule)
+            self._used[one.layer, one.rule] = (before[0] + sent, before[1] + received)
+        return None

@@ -1,0 +1,123 @@
+"""One request and its reply, while they last; and the reply as a guest gets it. No I/O."""
+
+from __future__ import annotations
+
+from space.core.policy.verdict import Allow, Asked
+from space.core.wire.bodies import Body, chunk
+from space.core.wire.http1 import CHUNKED, Framing, HeadReader, RequestHead, ResponseHead, write_response
+from space.gateway.budgets import Budget
+from space.gateway.judgement import Admitted, Refused, query_keys
+from space.gateway.records import MOST_PATH, Requested
+from space.gateway.websocket import Frames
+
+MOST_INTERIM = 16
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+# Of no one reply: another place to speak to, past the gateway.
+_STRIPPED = frozenset({b"alt-svc"})
+
+
+class Exchange:
+    """forwarded: the upstream has the head. keep: another request may follow. tunnel: frames from the guest and from the upstream."""
+
+    __slots__ = (
+        "accept", "agreed", "asked", "body", "budgets", "continued", "forwarded", "generation", "head", "id", "interims", "keep", "pieces",
+        "reader", "reason", "received", "reply", "reply_body", "retried", "reused", "rule", "sent", "since", "started", "status", "tunnel",
+        "verdict",
+    )  # fmt: skip
+
+    def __init__(self, head: RequestHead, ident: str, now: float, generation: int) -> None:
+        self.head = head
+        self.id = ident
+        self.started = self.since = now
+        self.generation = generation
+        self.body = Body(head.framing)
+        self.pieces: list[bytes] = []
+        self.asked: Asked | None = None
+        self.verdict: Allow | None = None
+        self.rule = ""
+        self.budgets: tuple[Budget, ...] = ()
+        self.accept: bytes | None = None
+        self.agreed = self.forwarded = self.reused = self.retried = self.continued = False
+        self.keep = False
+        self.sent = self.received = self.status = self.interims = 0
+        self.reason = ""
+        self.reader = HeadReader(ResponseHead.parse_for(head.method))
+        self.reply: ResponseHead | None = None
+        self.reply_body: Body | None = None
+        self.tunnel: tuple[Frames, Frames] | None = None
+
+    def admit(self, admitted: Admitted) -> None:
+        """It may go."""
+        self.asked, self.verdict, self.budgets, self.accept = admitted.asked, admitted.verdict, admitted.budgets, admitted.websocket
+        self.rule = "" if admitted.verdict.rule is None else admitted.verdict.rule.name
+
+    def refuse(self, refused: Refused) -> None:
+        """It may not."""
+        self.status, self.reason = refused.status, refused.reason
+        self.asked = refused.asked or self.asked
+        self.rule = refused.rule or self.rule
+
+    def again(self) -> None:
+        """It was never answered, and goes once more over another connection."""
+        self.retried, self.forwarded = True, False
+        self.reader = HeadReader(ResponseHead.parse_for(self.head.method))
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a kept connection that closed under it is reason enough to send it again (RFC 9112, 9.3.1)."""
+        idempotent = self.head.method in (b"GET", b"HEAD", b"OPTIONS")
+        return self.reused and not self.retried and idempotent and self.head.framing.kind == "none" and not self.reader.begun
+
+    def record(self, sandbox: str, name: str, port: int, address: str, now: float) -> Requested:
+        """What is written down of it."""
+        path = self.asked.path if self.asked is not None else None
+        return Requested(
+            sandbox=sandbox,
+            id=self.id,
+            name=name,
+            port=port,
+            method=self.head.method.decode("ascii"),
+            path="" if path is None else path.text[:MOST_PATH],
+            query=() if path is None else query_keys(path),
+            status=self.status,
+            rule=self.rule,
+            reason=self.reason,
+            sent=self.sent,
+            received=self.received,
+            seconds=now - self.started,
+            upstream=address,
+        )
+
+
+def framed(pieces: list[bytes], framing: Framing, *, ended: bool) -> bytes:
+    """Pieces of a body as they go on. All of one reading are one chunk, at once."""
+    data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    if framing.kind != "chunked":
+        return data
+    last = b"0\r\n\r\n" if ended else b""
+    return chunk(data) + last if data else last
+
+
+def reply_framing(reply: ResponseHead) -> Framing:
+    """How the guest gets a body: one that ends with the connection gets an end of its own, so that a cut can be told from it."""
+    return CHUNKED if reply.framing.kind == "close" else reply.framing
+
+
+def reply_bytes(reply: ResponseHead, *, bare: bool, close: bool) -> bytes:
+    """The head of a reply. bare: to HEAD; its length is then of the body that is not there."""
+    fields = [field for field in reply.end_to_end() if field[0] not in _STRIPPED]
+    if bare or reply.status == 304:
+        fields += [field for field in reply.fields if field[0] == b"content-length"]
+    return write_response(reply.status, reply.reason, fields, reply_framing(reply), close=close)
+
+
+def switched_bytes(reply: ResponseHead, accept: bytes | None) -> bytes | None:
+    """The 101 as the guest gets it; None where it was not asked for, or is not the answer to what was asked."""
+    values = dict(reply.fields)
+    answers = [value for name, value in reply.fields if name in (b"sec-websocket-accept", b"upgrade")]
+    if accept is None or len(answers) != 2 or values.get(b"sec-websocket-accept") != accept:
+        return None
+    if values.get(b"upgrade", b"").lower() != b"websocket" or b"upgrade" not in reply.options or b"sec-websocket-extensions" in values:
+        return None
+    fields = [field for field in reply.end_to_end() if field[0] not in _STRIPPED]
+    return write_response(101, reply.reason, [*fields, (b"connection", b"upgrade"), (b"upgrade", b"websocket")], reply.framing)

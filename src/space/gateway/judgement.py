@@ -1,0 +1,174 @@
+"""Whether a request may go, and in which form: steps 7 to 9 of its order, without I/O.
+
+judge(flow, stack, head) -> Admitted | Refused
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from space.core.policy.agreement import STATUS, Flow, of_request
+from space.core.policy.paths import Path
+from space.core.policy.verdict import Allow, Asked, Deny, Stack
+from space.core.wire.http1 import Field, Framing, RequestHead, write_request, write_response
+from space.gateway.budgets import Budget
+from space.gateway.budgets import of_request as budgets_of
+
+# What authenticates whoever sends it, in use at public services.
+_CREDENTIAL_FIELDS = frozenset(
+    {b"authorization", b"proxy-authorization", b"cookie", b"x-api-key", b"api-key", b"apikey", b"x-auth-token", b"x-access-token"}
+    | {b"private-token", b"job-token", b"deploy-token", b"x-goog-api-key", b"x-amz-security-token", b"x-vault-token", b"x-token"}
+)
+_CREDENTIAL_KEYS = frozenset(
+    {"access_token", "api_key", "apikey", "api-key", "auth", "auth_token", "key", "private_token", "job_token", "sig", "signature"}
+    | {"token", "x-amz-signature", "x-amz-credential", "x-amz-security-token", "x-goog-signature", "x-goog-credential"}
+)
+# Another method or path than the one that is judged, for servers that believe these.
+_METHOD_FIELDS = frozenset({b"x-http-method-override", b"x-http-method", b"x-method-override"})
+_PATH_FIELDS = frozenset({b"x-original-url", b"x-rewrite-url", b"x-original-uri"})
+_OVERRIDES = _METHOD_FIELDS | _PATH_FIELDS
+# Another host, for servers that believe these; and what a guest has no say in.
+_DROPPED = frozenset(
+    {b"forwarded", b"x-forwarded-host", b"x-forwarded-server", b"x-forwarded-port", b"x-forwarded-proto", b"x-host", b"x-original-host"}
+)
+_WEBSOCKET_DROPPED = frozenset({b"sec-websocket-extensions"})  # compressed frames could not be judged by their size
+_ACCEPT = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """It may go. websocket: what the upstream must accept with, if the guest asks for one."""
+
+    asked: Asked
+    verdict: Allow
+    budgets: tuple[Budget, ...]
+    websocket: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """It may not. close: nothing that follows on this connection can be believed. asked: what was judged, when it came so far."""
+
+    status: int
+    reason: str
+    rule: str | None = None
+    close: bool = False
+    error: Literal["egress_denied", "bad_request", "upstream_failed"] = "egress_denied"
+    asked: Asked | None = None
+
+
+def judge(flow: Flow, stack: Stack, head: RequestHead) -> Admitted | Refused:
+    """The first thing that is wrong, or what is allowed."""
+    path = of_request(flow, head)
+    if isinstance(path, str):
+        return Refused(STATUS[path], path, close=True, error="egress_denied" if STATUS[path] == 421 else "bad_request")
+    websocket = head.upgrade == b"websocket"
+    names = {field[0] for field in head.fields}
+    foreign = not names.isdisjoint(_CREDENTIAL_FIELDS) or (path.query is not None and _has_credential(path.query))
+    asked = Asked(flow.name, flow.port, "https" if flow.secure else "http", head.method.decode("ascii"), path, websocket, foreign)
+    accept = None
+    if websocket:
+        accept = _accept(head)
+        if accept is None:
+            return Refused(400, "websocket_invalid", close=True, error="bad_request", asked=asked)
+    verdict = stack.request(asked)
+    if isinstance(verdict, Deny):
+        return Refused(403, verdict.reason, verdict.rule, asked=asked)
+    rule = None if verdict.rule is None else verdict.rule.name
+    if not names.isdisjoint(_OVERRIDES) and _narrowed(stack, asked):
+        return Refused(403, "method_override" if not names.isdisjoint(_METHOD_FIELDS) else "path_override", rule, asked=asked)
+    if verdict.grant is not None:  # there is nobody yet who could lend it, and without it the request is another one
+        return Refused(503, "credential_unavailable", rule, asked=asked)
+    return Admitted(asked, verdict, budgets_of(stack, asked, verdict), accept)
+
+
+def request_bytes(flow: Flow, head: RequestHead, path: Path, framing: Framing, *, websocket: bool) -> bytes:
+    """The head as it is sent on: for the flow's name, in the form that was judged."""
+    usual = 443 if flow.secure else 80
+    host = flow.name if flow.port == usual else f"{flow.name}:{flow.port}"
+    dropped = _DROPPED | _WEBSOCKET_DROPPED if websocket else _DROPPED
+    fields = [field for field in head.end_to_end() if field[0] not in dropped]
+    if websocket:
+        fields += [(b"connection", b"upgrade"), (b"upgrade", b"websocket")]
+    elif head.expects_continue and framing.kind != "none":
+        fields.append((b"expect", b"100-continue"))
+    return write_request(head.method, path.target.encode("ascii"), host.encode("ascii"), fields, framing)
+
+
+def query_keys(path: Path) -> tuple[str, ...]:
+    """The keys of a query, for records."""
+    if not path.query:
+        return ()
+    return tuple(part.partition("=")[0][:64] if "=" in part else "(no key)" for part in path.query.split("&")[:32] if part)
+
+
+def refusal(refused: Refused, host: str, request_id: str, *, close: bool, head: bool) -> bytes:
+    """The answer to a guest: fixed words that a program can read, so that it does not try for ever. head: the method was HEAD."""
+    said = {"error": refused.error, "reason": refused.reason, "rule": refused.rule, "host": host, "request_id": request_id}
+    body = msgspec.json.encode(said)
+    fields: list[Field] = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
+    written = write_response(refused.status, _PHRASES[refused.status], fields, Framing("length", len(body)), close=close)
+    return written if head else written + body
+
+
+_PHRASES = {
+    400: b"Bad Request",
+    403: b"Forbidden",
+    408: b"Request Timeout",
+    413: b"Content Too Large",
+    417: b"Expectation Failed",
+    421: b"Misdirected Request",
+    431: b"Request Header Fields Too Large",
+    500: b"Internal Server Error",
+    501: b"Not Implemented",
+    502: b"Bad Gateway",
+    503: b"Service Unavailable",
+    504: b"Gateway Timeout",
+    505: b"HTTP Version Not Supported",
+}
+
+
+def _has_credential(query: str) -> bool:
+    # A key may be spelled with escapes. All of them are undone: what is no credential afterwards was none before.
+    if "%" in query:
+        query = _unescaped(query)
+    return any(part.partition("=")[0].lower() in _CREDENTIAL_KEYS for part in query.replace(";", "&").split("&"))
+
+
+def _unescaped(text: str) -> str:
+    head, *parts = text.split("%")
+    for part in parts:
+        try:
+            head += bytes.fromhex(part[:2]).decode("latin-1") + part[2:]
+        except ValueError:
+            head += "%" + part
+    return head
+
+
+def _narrowed(stack: Stack, asked: Asked) -> bool:
+    """Whether any layer looks at methods or paths of that host at all."""
+    return any(
+        rule.port == asked.port and (rule.methods is not None or rule.paths is not None)
+        for layer in stack.layers
+        for rule in layer.rules(asked.name)
+    )
+
+
+def _accept(head: RequestHead) -> bytes | None:
+    """The answer to a handshake's key (RFC 6455, 4.2.2); None for what is no handshake."""
+    keys = [value for name, value in head.fields if name == b"sec-websocket-key"]
+    versions = [value for name, value in head.fields if name == b"sec-websocket-version"]
+    if head.method != b"GET" or versions != [b"13"] or len(keys) != 1 or head.framing.kind != "none":
+        return None
+    try:
+        if len(base64.b64decode(keys[0], validate=True)) != 16:
+            return None
+    except binascii.Error:
+        return None
+    return base64.b64encode(hashlib.sha1(keys[0] + _ACCEPT, usedforsecurity=False).digest())

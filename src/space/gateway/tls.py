@@ -1,0 +1,165 @@
+"""TLS by hand over memory: contexts that cannot resume, and one end of one connection as bytes in, bytes out.
+
+A session of one name must never resume under another, and standard `ssl` has no switch for the session cache of TLS 1.2. So there are two
+kinds of contexts toward a guest: TLS 1.3 only, without tickets, which has nothing to resume and is kept for its name; and TLS 1.2 only,
+for a client that has no 1.3, made for one connection and thrown away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import ssl
+from collections import OrderedDict
+
+from space.gateway.surroundings import Leaf
+
+_PIECE = 16_384  # the most that one record holds, so one read takes a whole one
+_ALPN = ["http/1.1"]
+# A fatal alert in the clear, as it may come before any ServerHello (RFC 8446, 6).
+_ALERT = b"\x15\x03\x03\x00\x02\x02"
+UNRECOGNIZED_NAME, PROTOCOL_VERSION, NO_PROTOCOL, INTERNAL_ERROR, DECODE_ERROR = 112, 70, 120, 80, 50
+
+
+def alert(description: int) -> bytes:
+    """What a client that has sent its hello is told instead of a handshake."""
+    return _ALERT + bytes([description])
+
+
+def guest_context(leaf: Leaf, *, tls13: bool) -> ssl.SSLContext:
+    """A context for exactly the leaf's name. tls13: that version and no other; else TLS 1.2 and no other."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    version = ssl.TLSVersion.TLSv1_3 if tls13 else ssl.TLSVersion.TLSv1_2
+    context.maximum_version = version
+    context.minimum_version = version
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    context.num_tickets = 0
+    context.set_alpn_protocols(_ALPN)
+    _load(context, leaf)
+    return context
+
+
+def upstream_context(bundle: str | None) -> ssl.SSLContext:
+    """A context that verifies chain and name. bundle: PEM text of the authorities; None: the system's."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # no create_default_context: it would obey SSLKEYLOGFILE
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    context.hostname_checks_common_name = False
+    context.set_alpn_protocols(_ALPN)
+    if bundle is None:
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    else:
+        context.load_verify_locations(cadata=bundle)
+    return context
+
+
+def _load(context: ssl.SSLContext, leaf: Leaf) -> None:
+    """`ssl` takes chains from files only: one in memory, which has no name and is gone with its descriptor."""
+    fd = os.memfd_create("leaf", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(os.dup(fd), "wb") as file:
+            file.write(leaf.chain + leaf.key)
+        context.load_cert_chain(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
+
+
+class Contexts:
+    """The contexts of TLS 1.3 of one sandbox, by name, each for some time; and those toward upstreams, by bundle."""
+
+    def __init__(self, most: int, seconds: float) -> None:
+        self._most = most
+        self._seconds = seconds
+        self._kept: OrderedDict[str, tuple[ssl.SSLContext, float]] = OrderedDict()
+        self._upstream: dict[str, ssl.SSLContext] = {}
+
+    def kept(self, name: str, now: float) -> ssl.SSLContext | None:
+        """The name's context, if there is one that is not too old."""
+        found = self._kept.get(name)
+        if found is None or now - found[1] > self._seconds:
+            return None
+        self._kept.move_to_end(name)
+        return found[0]
+
+    def keep(self, name: str, context: ssl.SSLContext, now: float) -> None:
+        """Keep it; the one that was not used for longest goes."""
+        self._kept[name] = (context, now)
+        self._kept.move_to_end(name)
+        if len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+
+    def upstream(self, key: str | None, bundle: str | None) -> ssl.SSLContext:
+        """The context for a bundle, made once for each text."""
+        text = f"{key}\0{bundle}"
+        if text not in self._upstream:
+            self._upstream[text] = upstream_context(bundle)
+        return self._upstream[text]
+
+
+class Tls:
+    """One end of a connection. secured: the handshake is over. ended: the peer has said that it sends no more."""
+
+    __slots__ = ("_in", "_object", "_out", "ended", "secured")
+
+    def __init__(self, context: ssl.SSLContext, *, server_side: bool, name: str | None = None) -> None:
+        self._in = ssl.MemoryBIO()
+        self._out = ssl.MemoryBIO()
+        self._object = context.wrap_bio(self._in, self._out, server_side=server_side, server_hostname=name)
+        self.secured = False
+        self.ended = False
+
+    def start(self) -> bytes:
+        """What a client says first."""
+        self._handshake()
+        return self._out.read()
+
+    def receive(self, data: bytes) -> bytes:
+        """The plain text in `data`. What is to be sent because of it: `outgoing`. ssl.SSLError."""
+        self._in.write(data)
+        if not self.secured:
+            self._handshake()
+            if not self.secured or not self._in.pending:
+                return b""
+        read, incoming = self._object.read, self._in
+        try:
+            first = read(_PIECE)
+            if not first:
+                self.ended = True
+                return b""
+            if not incoming.pending:  # an error for "no more" costs as much as a read
+                return first
+        except ssl.SSLWantReadError:
+            return b""
+        pieces = [first]
+        try:
+            while incoming.pending:
+                piece = read(_PIECE)
+                if not piece:
+                    self.ended = True
+                    break
+                pieces.append(piece)
+        except ssl.SSLWantReadError:
+            pass
+        return b"".join(pieces)
+
+    def outgoing(self) -> bytes:
+        """What the library wants sent."""
+        return self._out.read() if self._out.pending else b""
+
+    def send(self, data: bytes) -> bytes:
+        """Plain text as it goes over the wire."""
+        self._object.write(data)
+        return self._out.read()
+
+    def close(self) -> bytes:
+        """The last thing said: close_notify."""
+        with contextlib.suppress(ssl.SSLError):  # the peer's own is not waited for
+            self._object.unwrap()
+        return self._out.read()
+
+    def _handshake(self) -> None:
+        try:
+            self._object.do_handshake()
+        except ssl.SSLWantReadError:
+            return
+        self.secured = True

@@ -1,0 +1,95 @@
+"""All connections of one sandbox, and the one timer that they share."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from space.gateway.connection import Connection
+from space.gateway.dnsserver import Responder
+from space.gateway.shared import Shared, log
+from space.gateway.surroundings import Surroundings
+
+
+class Worker:
+    """responder: of its DNS. A worker without any has no timer either."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self.shared = Shared(surroundings)
+        self.shared.wake = self._wake
+        self.responder = Responder(surroundings, self.shared.recorder)
+        self._connections: set[Connection] = set()
+        self._generation = surroundings.ruling().generation
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    async def accept(self, sock: socket.socket) -> None:
+        """Serve an accepted connection, whose socket is the worker's from here on. Returns when it has begun or was refused; never raises
+        but when cancelled: a connection that fails is closed and recorded.
+        """
+        sock.setblocking(False)
+        connection = Connection(self.shared, sock, self._gone)
+        self._connections.add(connection)
+        self.shared.counts.connections += 1
+        self._wake()
+        try:
+            await connection.begin()
+        except Exception:  # noqa: BLE001 - it is logged, and what it was about is over
+            log.exception("a connection of %s failed at its beginning", self.shared.around.sandbox)
+
+    def changed(self) -> None:
+        """The policy is another one: whoever knows says so, and need not wait for the next sweep."""
+        ruling = self.shared.around.ruling()
+        self._generation = ruling.generation
+        for connection in tuple(self._connections):
+            try:
+                connection.rejudge(ruling.stack)
+            except Exception as error:  # noqa: BLE001 - what cannot be judged is not allowed
+                connection.fail(error)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for connection in tuple(self._connections):
+            connection.cut("stopped")
+        self._flush()
+
+    def _sweep(self) -> None:
+        shared = self.shared
+        self._timer = None
+        try:
+            if shared.around.ruling().generation != self._generation:
+                self.changed()
+        except Exception as error:  # noqa: BLE001 - without a policy nothing is allowed
+            for connection in tuple(self._connections):
+                connection.fail(error)
+        now = shared.clock()
+        for connection in tuple(self._connections):
+            try:
+                connection.sweep(now)
+            except Exception as error:  # noqa: BLE001
+                connection.fail(error)
+        self._flush()
+        if self._connections:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._timer is None and not self._closed:
+            self._timer = asyncio.get_running_loop().call_later(self.shared.limits.sweep, self._sweep)
+
+    def _flush(self) -> None:
+        try:
+            self.shared.recorder.flush()
+        except Exception:  # noqa: BLE001 - it is logged, and what it was about is over
+            log.exception("denials of %s could not be recorded", self.shared.around.sandbox)
+
+    def _gone(self, connection: Connection) -> None:
+        if connection in self._connections:
+            self._connections.remove(connection)
+            self.shared.counts.connections -= 1
