@@ -60,6 +60,7 @@ _MODULES = {
     "config": ("config",),
     "server": ("serve", "setup", "doctor", "clean", "bench", "version"),
     "backup": ("backup", "restore"),
+    "policy": ("policy",),
     "completion": ("completion",),
     "topics": ("help",),
 }

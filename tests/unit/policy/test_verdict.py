@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from space.core.policy.explain import difference, explain
+from space.core.policy.difference import difference
+from space.core.policy.explain import explain
 from space.core.policy.model import Block, Mode, Policy, Rule, Scheme
 from space.core.policy.names import pattern
 from space.core.policy.paths import PathPattern, normalise

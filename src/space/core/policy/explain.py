@@ -1,11 +1,14 @@
-"""Why a request may go or not, in words; and what changes between two policies. The verdicts are those that the gateway uses."""
+"""Why a request may go or not, in words. The verdicts are those of `Stack`, which are the only ones there are."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import IPv4Address
+from typing import Literal
 
-from space.core.policy.model import Policy, Rule
-from space.core.policy.verdict import Allow, Asked, Deny, Stack, Verdict
+from space.core.policy.url import Url
+from space.core.policy.verdict import Allow, Asked, Deny, Layer, Stack, Verdict
 
 _WORDS = {
     "name_not_allowed": "no rule is for this name",
@@ -31,12 +34,13 @@ class Explained:
 
 def explain(stack: Stack, asked: Asked) -> Explained:
     """What each layer says of a request, and what comes of it."""
-    lines = [f"{layer.policy.name}: {_said(layer.request(asked))}" for layer in stack.layers]
+    lines = [f"{layer.policy.name}: {said(layer.request(asked))}" for layer in stack.layers]
     verdict = stack.request(asked)
-    return Explained(verdict, (*lines, f"result: {_said(verdict)}"))
+    return Explained(verdict, (*lines, f"result: {said(verdict)}"))
 
 
-def _said(verdict: Verdict) -> str:
+def said(verdict: Verdict) -> str:
+    """A verdict as a sentence."""
     match verdict:
         case Deny(reason, layer, rule):
             return f"denied by {layer}: {_WORDS[reason]}" + (f" (nearest rule: {rule})" if rule else "")
@@ -55,30 +59,59 @@ def _said(verdict: Verdict) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """added, removed: rules by what they say, not by their names. opened, closed: whether `open` changed."""
+class Step:
+    """One of the questions that a request meets, in their order. lines: a sentence for each layer, then the result."""
 
-    added: tuple[Rule, ...]
-    removed: tuple[Rule, ...]
-    opened: bool
-    closed: bool
-
-    @property
-    def widens(self) -> bool:
-        """Whether something may leave now that could not before (a rule that was changed counts as removed and added)."""
-        return self.opened or bool(self.added)
+    asked: Literal["name", "flow", "request", "address"]
+    verdict: Verdict
+    lines: tuple[str, ...]
 
 
-def difference(old: Policy, new: Policy) -> Difference:
-    """What `new` allows otherwise than `old`."""
-    before, after = {_meaning(rule) for rule in old.rules}, {_meaning(rule) for rule in new.rules}
-    return Difference(
-        added=tuple(rule for rule in new.rules if _meaning(rule) not in before),
-        removed=tuple(rule for rule in old.rules if _meaning(rule) not in after),
-        opened=new.open and not old.open,
-        closed=old.open and not new.open,
-    )
+@dataclass(frozen=True, slots=True)
+class Account:
+    """All that is decided about one URL. verdict: the last step's, since each can only narrow."""
+
+    verdict: Verdict
+    steps: tuple[Step, ...]
 
 
-def _meaning(rule: Rule) -> tuple[object, ...]:
-    return tuple(getattr(rule, field) for field in Rule.__slots__ if field != "name")
+def account(stack: Stack, url: Url, *, method: str = "GET", websocket: bool = False, foreign: bool = False) -> Account:
+    """What becomes of a URL: its name, then the connection, then the request. Requests of an opaque connection are not seen."""
+    host = url.host
+    if isinstance(host, IPv4Address):
+        return _account(_step("address", stack, lambda one: one.literal(host, url.port)))
+    steps = [_step("name", stack, lambda one: one.name(host)), _step("flow", stack, lambda one: one.flow(host, url.port))]
+    flow = steps[-1].verdict
+    carries = {"tcp": ("tcp", "https", "http"), "passthrough": ("https",)}
+    if isinstance(flow, Allow) and url.scheme in carries.get(flow.scheme, ()):
+        return _account(*steps)
+    if url.scheme == "tcp":
+        if isinstance(flow, Allow):
+            found = Deny("scheme_not_allowed", stack.layers[-1].policy.name, flow.rule.name if flow.rule else None)
+            steps[-1] = Step("flow", found, (*steps[-1].lines[:-1], f"result: {said(found)}"))
+        return _account(*steps)
+    asked = Asked(host, url.port, url.scheme, method, url.path, websocket or url.websocket, foreign)
+    return _account(*steps, _step("request", stack, lambda one: one.request(asked)))
+
+
+def outcome(verdict: Verdict) -> str:
+    """A verdict in one stable word: `allow`, `ask`, `record`, or the reason of a denial."""
+    match verdict:
+        case Deny(reason=reason):
+            return reason
+        case Allow(recorded=True):
+            return "record"
+        case Allow(ask=True):
+            return "ask"
+        case Allow():
+            return "allow"
+
+
+def _account(*steps: Step) -> Account:
+    return Account(steps[-1].verdict, steps)
+
+
+def _step(asked: Literal["name", "flow", "request", "address"], stack: Stack, of: Callable[[Layer | Stack], Verdict]) -> Step:
+    lines = [f"{layer.policy.name}: {said(of(layer))}" for layer in stack.layers]
+    verdict = of(stack)
+    return Step(asked, verdict, (*lines, f"result: {said(verdict)}"))
