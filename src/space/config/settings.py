@@ -54,7 +54,7 @@ class Settings:
     events_per_tenant: int = 100_000
     audit_days: int = 90
     # A webhook makes the server connect for a tenant, so only global addresses are taken; networks (CIDR) that the operator adds here
-    # are taken as well, such as ["127.0.0.0/8"] for a receiver on this machine.
+    # are taken as well; an address of this machine itself only by itself, such as ["127.0.0.1/32"].
     webhook_networks: tuple[str, ...] = ()
     # Without TLS anybody on the way reads the events; loopback needs no permission.
     allow_http_webhooks: bool = False

@@ -1,6 +1,7 @@
 """Where a webhook may lead. Pure: a tenant chooses the URL, and this server connects, so an address that only it can reach is refused.
 
-The name is judged by what it resolves to, at each delivery, and the connection goes to the address that was judged.
+The name is judged by what it resolves to, at each delivery, and the connection goes to the address that was judged. The table of addresses
+is `core.policy.addresses`, for webhooks as for sandboxes: a second one would be a way round the first.
 """
 
 from __future__ import annotations
@@ -8,19 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import ip_address, ip_network
 from urllib.parse import urlsplit
 
+from space.core.policy.addresses import Address, Network, Ranges, Undialable, judge
 from space.model.errors import InvalidArgument
 
-Address = IPv4Address | IPv6Address
-Network = IPv4Network | IPv6Network
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,251}[a-z0-9])?\Z")
-_GLOBAL_6 = IPv6Network("2000::/3")
-_NAT64 = IPv6Network("64:ff9b::/96")
-# Global by its number, and answered by the host's hypervisor on one cloud.
-_METADATA = frozenset({IPv4Address("168.63.129.16")})
-_HINT = "the operator's setting webhook_networks names networks that are allowed besides"
+HINT = "the operator's setting webhook_networks names what is allowed besides (an address of this machine by itself, as /32 or /128)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +63,7 @@ def destination(url: str, *, allow_http: bool, allowed: Sequence[Network]) -> De
             hint="use https, or have the operator set allow_http_webhooks",
         )
     if literal is not None and (why := refusal(literal, allowed)) is not None:
-        raise InvalidArgument(f"url: {why}", hint=_HINT)
+        raise InvalidArgument(f"url: {why}", hint=HINT)
     secure = parts.scheme == "https"
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return Destination(secure, host, port or (443 if secure else 80), target)
@@ -81,24 +77,10 @@ def literal_address(host: str) -> Address | None:
         return None
 
 
-def refusal(address: Address, allowed: Sequence[Network]) -> str | None:
-    """Why the server must not connect there for a tenant; None when it may."""
-    judged = _inner(address)
-    if any(one in network for network in allowed for one in {address, judged}):
-        return None
-    if isinstance(judged, IPv4Address):
-        fine = judged.is_global and not judged.is_multicast and judged not in _METADATA
-    else:
-        # Tunnels (6to4, Teredo) carry an address of another network inside; nothing outside of 2000::/3 is given to hosts of the internet.
-        fine = judged in _GLOBAL_6 and judged.is_global and judged.sixtofour is None and judged.teredo is None
-    return None if fine else f"{address} is not an address of the public internet"
+def refusal(address: Address, allowed: Sequence[Network], *, own: bool = False) -> str | None:
+    """Why the server must not connect there for a tenant; None when it may.
 
-
-def _inner(address: Address) -> Address:
-    """The IPv4 address that the kernel, or a translator on the way, would take from it."""
-    if isinstance(address, IPv6Address):
-        if address.ipv4_mapped is not None:
-            return address.ipv4_mapped
-        if address in _NAT64:
-            return IPv4Address(int(address) & 0xFFFF_FFFF)
-    return address
+    own: it is one of this machine's, whose firewall does not stand between the server and what listens there.
+    """
+    verdict = judge(address, Ranges(frozenset({address} if own else ()), tuple(allowed)))
+    return f"{address} is not an address of the public internet ({verdict.kind})" if isinstance(verdict, Undialable) else None

@@ -63,7 +63,7 @@ class AttachedAnswer:
 
     async def send(self, send: Send) -> None:
         """Send it. SpaceError only before the head has gone out; ClientGone."""
-        client = asyncio.create_task(caught(self._left()))
+        client = asyncio.create_task(caught(self._left))
         try:
             with self.services.activity.during(self.asked.sandbox):
                 async with await self.services.link.open("attach", self.asked, finish=True) as stream:
@@ -90,7 +90,7 @@ class ConnectedAnswer:
         outlet: Outlet = SocketOutlet(socket)
         with self.services.activity.during(self.asked.sandbox):
             async with await self.services.link.open("attach", self.asked) as stream:
-                client = asyncio.create_task(caught(socket.listening(_listen(socket, stream))))
+                client = asyncio.create_task(caught(lambda: socket.listening(lambda: _listen(socket, stream))))
                 try:
                     await relay(stream, Told(Binary()), outlet, client, self.call.request_id)
                 finally:

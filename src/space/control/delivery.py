@@ -18,7 +18,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from space.control import limits
-from space.control.addresses import Address, Destination, Network, literal_address, refusal
+from space.control.addresses import HINT, Destination, literal_address, refusal
+from space.core.policy.addresses import Address, Network
 
 if TYPE_CHECKING:  # otherwise with the first delivery: 55 ms of control's start (measured) that a server without webhooks need not wait for
     import httpx
@@ -42,11 +43,29 @@ def resolve(host: str, port: int) -> list[str]:
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
+def is_own(address: Address) -> bool:
+    """Whether it is one of this machine's: only those can be bound to."""
+    try:
+        with socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(address), 0))
+    except OSError:
+        return False
+    return True
+
+
 class Sender:
     """Sends. Its threads resolve names, so that a name server that hangs holds up other deliveries only."""
 
-    def __init__(self, allowed: Sequence[Network], *, resolve: Resolve = resolve, context: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        allowed: Sequence[Network],
+        *,
+        resolve: Resolve = resolve,
+        is_own: Callable[[Address], bool] = is_own,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
         self._allowed = allowed
+        self._is_own = is_own
         self._resolve = resolve
         self._context = context
         self._resolvers = ThreadPoolExecutor(4, "webhook-resolver")
@@ -125,8 +144,10 @@ class Sender:
             found = [address for text in texts if (address := literal_address(text)) is not None]
         else:
             found = [literal]
-        fine = [address for address in found if refusal(address, self._allowed) is None]
+        # One that is refused beside others is left out: what is connected to was judged, whatever else the name says.
+        fine = [address for address in found if refusal(address, self._allowed, own=self._is_own(address)) is None]
         if not fine:
-            why = refusal(found[0], self._allowed) if found else f"{to.host} has no address"
-            raise NotDelivered(f"{why}; the operator's setting webhook_networks names networks that are allowed besides")
+            # What a name leads to is not told: the server may know names that the tenant does not.
+            why = "leads to no address of the public internet" if found else "has no address"
+            raise NotDelivered(f"{to.host} {why}; {HINT}")
         return fine[:3]

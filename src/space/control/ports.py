@@ -72,7 +72,7 @@ async def _connected(stream: Stream) -> None:
 async def _both(socket: Socket, stream: Stream) -> None:
     """Until both directions have ended, or one of them has failed."""
     sent = asyncio.Event()
-    into = asyncio.create_task(socket.listening(_into(socket, stream, sent)))
+    into = asyncio.create_task(socket.listening(lambda: _into(socket, stream, sent)))
     out = asyncio.create_task(_out(socket, stream, sent))
     try:
         await asyncio.wait({into, out}, return_when=asyncio.FIRST_COMPLETED)

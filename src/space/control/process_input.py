@@ -67,7 +67,7 @@ async def stdin(call: Call, services: Services) -> Answer:
     with services.activity.during(target.sandbox):
         async with await services.link.open("input", target) as stream:
             # The body is read on while the process is slow: its end, or the client's, is seen in time.
-            client = asyncio.create_task(caught(_take(call, spool)))
+            client = asyncio.create_task(caught(lambda: _take(call, spool)))
             feeding = asyncio.create_task(_feed(stream, spool, close=close))
             telling = asyncio.create_task(_told(stream))
             try:

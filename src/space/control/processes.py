@@ -143,7 +143,7 @@ class ProcessAnswer:
         try:
             with self.services.activity.during(self.wanted.sandbox):
                 async with await self.services.link.open("exec", self.wanted) as stream, asyncio.TaskGroup() as group:
-                    helpers = [group.create_task(self._feed(stream, spool)), client := group.create_task(caught(self._take(spool)))]
+                    helpers = [group.create_task(self._feed(stream, spool)), client := group.create_task(caught(lambda: self._take(spool)))]
                     try:
                         await relay(stream, Told(self.form), outlet, client, self.call.request_id)
                     finally:

@@ -6,8 +6,8 @@ A fault before the first frame is an ordinary problem; later it is an error fram
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from starlette.types import Send
 
@@ -112,10 +112,13 @@ async def _follow(stream: Stream, told: Told, outlet: Outlet, client: asyncio.Ta
         coming.cancel()
 
 
-async def caught(work: Coroutine[Any, Any, None]) -> BaseException | None:
-    """A helper's fault as a value: in a task group it would cancel the relay, which has a last frame to send."""
+async def caught(work: Callable[[], Awaitable[None]]) -> BaseException | None:
+    """A helper's fault as a value: in a task group it would cancel the relay, which has a last frame to send.
+
+    `work` is called here, so that a task which is cancelled before its first step leaves no coroutine that nobody awaits.
+    """
     try:
-        await work
+        await work()
     except (SpaceError, ClientGone) as error:
         return error
     return None

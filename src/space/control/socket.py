@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from starlette.types import Send
@@ -57,10 +57,10 @@ class Socket:
                 case "websocket.disconnect":
                     raise ClientGone
 
-    async def listening(self, work: Coroutine[Any, Any, None]) -> None:
+    async def listening(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run `work`, which receives. ClientGone also while it waits for something else and the connection is lost."""
         lost: asyncio.Future[None] = self._call.scope["space.lost"]
-        task = asyncio.create_task(work)
+        task = asyncio.create_task(work())
         try:
             await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
             # What came before the end is still passed on.

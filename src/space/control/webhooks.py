@@ -20,11 +20,12 @@ import msgspec
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from space.control import limits
-from space.control.addresses import Network, destination
+from space.control.addresses import destination
 from space.control.delivery import NotDelivered, Sender
 from space.control.events import EventLog, Waiter
 from space.control.store import schema
 from space.control.store.store import Store
+from space.core.policy.addresses import Network
 from space.model.errors import Conflict, InvalidArgument, NotFound, SpaceError
 from space.model.events import Event
 from space.model.ids import new_webhook_id
@@ -127,9 +128,10 @@ class Webhooks:
         try:
             await self._store.write(lambda connection: _insert(connection, hook), durable=True)
         except SpaceError:
-            del self._all[hook.id]
+            self._all.pop(hook.id, None)
             raise
-        self._run(hook)
+        if hook.id in self._all:  # else somebody saw it in the list and has deleted it meanwhile
+            self._run(hook)
         return WebhookCreated(hook.info(), hook.secret)
 
     async def delete(self, tenant: str, webhook: str) -> None:

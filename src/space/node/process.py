@@ -417,8 +417,11 @@ class Process:
     async def eof(self) -> None:
         """The end of standard input; in a terminal the end-of-file character."""
         self._check_input()
-        self._stdin_closed = not self.spool.head.pty
-        await self._in_turn(wire.Eof())
+        if self.spool.head.pty:
+            await self._in_turn(wire.Eof())
+        else:
+            self._stdin_closed = True  # from now on, so it comes about also when its caller leaves before its turn
+            await asyncio.shield(self._house.in_background(self._in_turn(wire.Eof()), f"{self.name}: end of input"))
         self.note_input()
 
     async def resize(self, rows: int, cols: int) -> None:
@@ -437,9 +440,10 @@ class Process:
             await self._in_turn(wire.Signal(number, everything))
 
     def note_input(self) -> None:
-        """Have the disk know what was taken; a disk that is full learns it with the output."""
+        """Have the disk know what was taken; a disk or a quota that is full learns it with the output."""
         spool = self.spool
-        if spool.end is None:
+        known = (spool.stdin.bytes, spool.stdin.closed) == (self._stdin_bytes, self._stdin_closed)
+        if spool.end is None and not known and spool.size < spool.head.quota:
             spool.input(self._stdin_bytes, closed=self._stdin_closed)
             try:
                 if not self.tied:
@@ -459,23 +463,26 @@ class Process:
             raise Conflict(f"the standard input of process {self.name} is closed")
 
     async def _in_turn(self, what: bytes | msgspec.Struct) -> None:
-        await asyncio.shield(self._house.in_background(self._put(what), f"{self.name}: input"))
+        # Who leaves while others are before it leaves nothing behind; what has its turn goes on without its caller.
+        await self._turn.acquire()
+        putting = self._house.in_background(self._put(what), f"{self.name}: input")
+        putting.add_done_callback(lambda _: self._turn.release())
+        await asyncio.shield(putting)
 
     async def _put(self, what: bytes | msgspec.Struct) -> None:
-        async with self._turn:
-            self._check_running()
-            if self._stream is None or self._killing:
-                raise Conflict(f"process {self.name} is about to end, or not attached yet")
-            try:
-                if isinstance(what, bytes):
-                    await self._stream.send(what)
-                    self._stdin_bytes += len(what)
-                else:
-                    await self._stream.send_message(what)
-            except SandboxDied:
-                raise
-            except SpaceError:
-                raise Conflict(f"process {self.name} has ended") from None
+        self._check_running()
+        if self._stream is None or self._killing:
+            raise Conflict(f"process {self.name} is about to end, or not attached yet")
+        try:
+            if isinstance(what, bytes):
+                await self._stream.send(what)
+                self._stdin_bytes += len(what)
+            else:
+                await self._stream.send_message(what)
+        except SandboxDied:
+            raise
+        except SpaceError:
+            raise Conflict(f"process {self.name} has ended") from None
 
 
 def _now() -> int:

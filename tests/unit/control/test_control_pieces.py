@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sqlite3
 import threading
 import time
@@ -21,6 +22,7 @@ from space.control.events import EventLog
 from space.control.listing import Filter, from_cursor, page, parse, to_cursor
 from space.control.quotas import Quotas
 from space.control.records import Record
+from space.control.relay import caught
 from space.control.stdin import Spool
 from space.control.store import migrations, schema
 from space.control.store.store import Store
@@ -374,3 +376,17 @@ def test_a_spool_gives_back_what_it_took(pieces: list[bytes], memory: int) -> No
         return taken
 
     assert asyncio.run(talk()) == b"".join(pieces)
+
+
+def test_a_helper_that_is_cancelled_before_its_first_step_leaves_no_coroutine(recwarn: pytest.WarningsRecorder) -> None:
+    async def work() -> None:
+        raise AssertionError("it never began")
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(caught(work))
+        task.cancel()
+        await asyncio.wait({task})
+
+    asyncio.run(cancelled())
+    gc.collect()
+    assert [str(each.message) for each in recwarn] == []

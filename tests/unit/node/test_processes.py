@@ -184,6 +184,31 @@ async def test_input_of_many_is_taken_piece_by_piece(tmp_path: Path) -> None:
         assert sorted(out[at : at + 1000] for at in range(0, len(out), 1000)) == pieces
 
 
+async def test_clients_that_leave_before_their_input_is_taken_leave_nothing_behind(tmp_path: Path) -> None:
+    async with lab(tmp_path) as one:
+        process = await one.start("sleep", "60", stdin=True)
+        before = one.find(process).spool.size
+        for _ in range(8):
+            stream = await one.session.open("input", api.ProcessTarget(one.sandbox, process))
+            for _ in range(4):  # more than the guest takes
+                await stream.send(bytes(256 << 10))
+            await stream.reset("unavailable", "left")
+        house = one.node.node.around.archive.find(one.sandbox)
+        await until(lambda: len(house._tasks) <= 1)
+        assert one.find(process).spool.size == before
+        await one.forget(process)
+
+
+async def test_input_of_nothing_adds_nothing_to_the_record(tmp_path: Path) -> None:
+    async with lab(tmp_path) as one:
+        process = await one.start("cat", stdin=True)
+        before = one.find(process).spool.size
+        for _ in range(20):
+            assert await one.input(process) == 0
+        assert one.find(process).spool.size == before
+        assert await one.input(process, b"x", api.Eof()) == 1
+
+
 async def test_input_after_its_end_or_the_process_is_a_conflict(tmp_path: Path) -> None:
     async with lab(tmp_path) as one:
         process = await one.start("sleep", "60", stdin=True)
