@@ -40,6 +40,7 @@ class QemuMachine:
         self._qmp: Qmp | None = None
         self._console: Console | None = None
         self._pipes: tuple[Pipe, ...] = ()
+        self._unheard_hang_up = False
 
     async def attach(self) -> None:
         """Connect monitor and console."""
@@ -49,6 +50,12 @@ class QemuMachine:
     async def connect(self) -> tuple[Pipe, Pipe]:
         """Fresh pipes; SandboxDied when QEMU does not listen any more."""
         self._hang_up()
+        if self._unheard_hang_up:
+            # QEMU hears nothing of its sockets while the vCPUs stand still. If the driver before us died then, and the guest had more to
+            # say than the socket took, the port waits for that socket for ever: only a hang-up that QEMU does hear lets it go on.
+            for name in ("control", "bulk"):
+                (await self._connect(name)).close()
+            self._unheard_hang_up = False
         control = await self._connect("control")
         try:
             bulk = await self._connect("bulk")
@@ -186,6 +193,7 @@ class QemuVmm:
         if descriptor is None:
             return None
         machine = QemuMachine(self._rootd, SandboxOp(sandbox, generation), Pidfd(descriptor), self._instance.vm_run(sandbox))
+        machine._unheard_hang_up = True
         try:
             await machine.attach()
         except BaseException as error:
