@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from space.model import errors
+    from space.model.errors import SpaceError
     from space.sdk import (
         AsyncClient,
         AsyncProcess,
@@ -43,12 +45,18 @@ __all__ = [
     "PtySize",
     "Result",
     "Sandbox",
+    "SpaceError",
     "Terminal",
     "__version__",
+    "errors",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("errors", "SpaceError"):
+        from space.model import errors as found
+
+        return found if name == "errors" else found.SpaceError
     if name in __all__:
         from space import sdk
 
