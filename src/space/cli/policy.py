@@ -32,6 +32,10 @@ def add_to(app: typer.Typer) -> None:
     )(explain)
     group.command("diff", epilog=examples("space policy diff --fail-on-wider old.toml new.toml"))(diff)
     group.command("test", epilog=examples("space policy test policy.toml cases.toml"))(hold)
+    group.command(
+        "discover",
+        epilog=examples("space policy discover pip > pip.toml", "space policy discover all --write"),
+    )(discover)
     app.add_typer(group, name="policy")
 
 
@@ -62,7 +66,7 @@ def check(
                     hint = f" ({note['hint']})" if note["hint"] else ""
                     print(printable(f"{answer['file']}: {kind}: {note['path']}: {note['message']}{hint}"))
             if answer["ok"]:
-                print(printable(f"{answer['file']}: {answer['rules']} rules, no mistake"))
+                print(printable(f"{answer['file']}: {_counted(answer['rules'])}, no mistake"))
     return 0 if all(answer["ok"] for answer in answers) else 1
 
 
@@ -152,6 +156,40 @@ def hold(
     return 1 if failed else 0
 
 
+def discover(
+    context: typer.Context,
+    managers: Annotated[list[str] | None, typer.Argument(metavar="[pip|apt|npm|cargo|go|all]...", help="Which; all unless given.")] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Fetch no page: leave out where an index's links lead.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Put them where policies find them, instead of printing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="With --write: replace a preset that says something else.")] = False,
+    presets: _Presets = None,
+) -> int:
+    """Make presets of what this machine's own package managers fetch from: read-only rules, and the settings for guests.
+
+    Exit status 1 when one has no rule. One page of each index is fetched, without credentials, to see where its links lead.
+    """
+    known = loaded("space.policy.discover", "MANAGERS")
+    names = list(known) if not managers or "all" in managers else list(dict.fromkeys(managers))
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise InvalidArgument(f"there is no package manager {unknown[0]!r} that we know", hint="known: all, " + ", ".join(known))
+    folder = presets or loaded("space.policy.files", "PRESETS")
+    machine = loaded("space.policy.discover", "Machine")(offline=offline)
+    found: dict[str, dict[str, Any]] = {}
+    for name in names:
+        text, rules = loaded("space.policy.discover", "preset")(name, machine)
+        written = bool(write and rules) and loaded("space.policy.files", "write")(folder, name, text, replace=force)
+        found[name] = {"rules": rules, "text": text, "written": written}
+        if write and not of(context).json:
+            said = "written" if written else "is already so" if rules else "no rule was found; see what it says without --write"
+            print(printable(f"{folder / name}.toml: {_counted(rules)}: {said}"))
+        elif not of(context).json:
+            print(text)
+    if of(context).json:
+        print_json({"presets": found})
+    return 0 if all(one["rules"] for one in found.values()) else 1
+
+
 def _known(presets: Path | None, bundles: list[str] | None) -> tuple[Any, frozenset[str]]:
     names = frozenset(bundles or ())
     if presets is not None and not presets.is_dir():
@@ -176,6 +214,10 @@ def _held(one: Any) -> dict[str, Any]:
 def _checked(file: Path, *, rules: int = 0, mistakes: Any = (), warnings: Any = ()) -> dict[str, Any]:
     notes = {"mistakes": [asdict(note) for note in mistakes], "warnings": [asdict(note) for note in warnings]}
     return {"file": str(file), "ok": not mistakes, "rules": rules, **notes}
+
+
+def _counted(rules: int) -> str:
+    return f"{rules} rule" + ("" if rules == 1 else "s")
 
 
 def _block(block: Any) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -78,6 +80,30 @@ def read(path: Path, known: Presets, bundles: frozenset[str] = frozenset()) -> L
         broken = [name for name in known.broken if isinstance(named, list) and name in named]
         deeper = [Note(f"{name}.toml: {note.path}", note.message, note.hint) for name in broken for note in known.broken[name].notes]
         raise PolicyRefused([*refused.notes, *deeper]) from None
+
+
+def write(folder: Path, name: str, text: str, *, replace: bool = False) -> bool:
+    """Put a preset into the folder, whole or not at all; whether that changed anything. One of another text stays, unless `replace`."""
+    path = folder / f"{name}.toml"
+    try:
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        there = path.read_text() if path.exists() else None
+        if there == text:
+            return False
+        if there is not None and not replace:
+            raise InvalidArgument(f"{path} is there and says something else", hint="compare the two, then add --force")
+        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=f".{name}.", delete=False) as file:
+            try:
+                os.fchmod(file.fileno(), 0o644)
+                file.write(text)
+                file.flush()
+                Path(file.name).replace(path)
+            except BaseException:
+                Path(file.name).unlink()
+                raise
+    except OSError as error:
+        raise InvalidArgument(f"{path} cannot be written: {error.strerror}") from None
+    return True
 
 
 def policy(path: Path, known: Presets, bundles: frozenset[str] = frozenset()) -> Loaded:

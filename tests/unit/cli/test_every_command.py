@@ -41,7 +41,7 @@ COMMANDS = commands()
 # What has bytes or a script for an answer, and what another test asks for its JSON, because it needs a machine.
 NO_JSON = {"shell": "a terminal", "attach": "a terminal", "completion": "a script"}
 ELSEWHERE = {"serve", "setup", "doctor", "clean", "bench", "config server", "backup", "restore"}
-ELSEWHERE |= {"policy check", "policy explain", "policy diff", "policy test"}
+ELSEWHERE |= {"policy check", "policy explain", "policy diff", "policy test", "policy discover"}
 # The words behind the command: S is a sandbox, P one of its processes, W a webhook. Streams end by themselves here.
 ASKED = {
     "run": "-- echo hi",

@@ -164,3 +164,26 @@ def test_a_table_with_mistakes_or_without_cases_is_no_table(space: Space, text: 
     status, _, err = space("test", "policy.toml", "cases.toml")
     assert status == 125
     assert "case" in err
+
+
+def test_what_is_discovered_is_printed_or_written_where_policies_find_it(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setenv("PIP_INDEX_URL", "https://u:s3cret@index.example.org/simple")
+    status, out, _ = space("discover", "pip", "--offline")
+    assert status == 0
+    assert 'host = "index.example.org"' in out
+    assert "s3cret" not in out
+    assert space("discover", "pip", "--offline", "--write")[0] == 125  # the fixture's says something else
+    assert space("discover", "pip", "--offline", "--write", "--force")[1].endswith(": written\n")
+    assert space("discover", "pip", "--offline", "--write")[1].endswith(": is already so\n")
+    assert space("check", "presets/pip.toml", "policy.toml")[0] == 0
+    assert answer(space("explain", "--json", "policy.toml", "https://index.example.org/simple/x/"))["rule"] == "pip/1"
+    assert answer(space("discover", "pip", "--offline", "--json"))["presets"]["pip"]["rules"] >= 1
+
+
+def test_a_manager_that_says_nothing_is_status_1_and_an_unknown_one_a_failure(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    status, out, _ = space("discover", "go")
+    assert status == 1
+    assert "go is not installed here" in out
+    assert space("discover", "brew")[0] == 125

@@ -1,0 +1,283 @@
+"""Discovery asks the tools of this machine and reads real files; a page is fetched within bounds, and without credentials."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from space.core.policy.discovery import Finding, preset_text
+from space.core.policy.presets import load_preset
+from space.policy.discover import MANAGERS, Machine, discover, preset
+from space.policy.fetch import Access, FetchFailed, Page, get
+from space.policy.files import write
+
+CANARY = "q7Xk2Vt9Lm4Zr8Wd1B"
+
+
+def needs(program: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(shutil.which(program) is None, reason=f"{program} is not installed here")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """This machine's programs with the configuration of nobody."""
+    kept = {key: value for key, value in os.environ.items() if not key.upper().startswith(("PIP_", "NPM_CONFIG", "CARGO_", "GO"))}
+    home = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / ".config"), "CARGO_HOME": str(tmp_path / "cargo")}
+    go = {"GOENV": "off", "GOTOOLCHAIN": "local", "GOCACHE": str(tmp_path / "go"), "GOPATH": str(tmp_path / "go")}
+    nobodys = {"PIP_CONFIG_FILE": os.devnull, "NPM_CONFIG_GLOBALCONFIG": str(tmp_path / "none")}
+    return Machine(kept | home | go | nobodys, tmp_path, tmp_path, offline=True)
+
+
+def with_variables(machine: Machine, **variables: str) -> Machine:
+    return replace(machine, environment={**machine.environment, **variables})
+
+
+def rules(found: Finding) -> dict[str, list[str]]:
+    text = preset_text(found)
+    assert CANARY not in text
+    loaded = load_preset(tomllib.loads(text), found.manager)
+    return {f"{rule.scheme}://{rule.host}:{rule.port}": [str(one) for one in rule.paths or ()] for rule in loaded.rules}
+
+
+@needs("pip")
+def test_pip_is_asked_itself(machine: Machine) -> None:
+    asked = with_variables(
+        machine, PIP_INDEX_URL=f"https://u:{CANARY}@index.example.com/simple", PIP_EXTRA_INDEX_URL="https://x.example.org:8443/s"
+    )
+    found = discover("pip", asked)
+    assert rules(found) == {"https://index.example.com:443": ["/simple/**"], "https://x.example.org:8443": ["/s/**"]}
+    assert "offline" in preset_text(found)
+
+
+@needs("pip")
+def test_the_index_of_pip_by_default_is_what_its_help_says(machine: Machine) -> None:
+    found = discover("pip", machine)
+    text = machine.ask("pip", "download", "--help") or ""
+    assert len(rules(found)) == 1
+    assert all(host.removeprefix("https://").removesuffix(":443") in text for host in rules(found))
+
+
+def test_files_are_read_where_no_tool_is(machine: Machine, tmp_path: Path) -> None:
+    bare = with_variables(machine, PATH=str(tmp_path / "none"))
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/pip.conf").write_text("[global]\nindex-url = https://far.example.com/s\n")
+    (tmp_path / ".config/pip").mkdir(parents=True)
+    (tmp_path / ".config/pip/pip.conf").write_text(f"[global]\nindex-url = https://{CANARY}@near.example.com/s\n")
+    (tmp_path / ".npmrc").write_text("registry=https://npm.example.com/\n")
+    assert rules(discover("pip", bare)) == {"https://near.example.com:443": ["/s/**"]}
+    assert list(rules(discover("npm", bare))) == ["https://npm.example.com:443"]
+    for manager in MANAGERS:
+        if manager != "apt":  # whose files are all there is
+            assert "is not installed here" in preset_text(discover(manager, bare))
+    assert rules(discover("go", bare)) == {}
+
+
+@needs("npm")
+def test_npm_is_asked_itself_and_its_files_say_the_scopes(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / ".npmrc").write_text(
+        f"registry=https://npm.example.com/r/\n@acme:registry=https://u:{CANARY}@acme.example.org/\n//npm.example.com/r/:_authToken={CANARY}\n"
+    )
+    found = discover("npm", machine)
+    assert list(rules(found)) == ["https://npm.example.com:443", "https://acme.example.org:443"]
+    assert '# grant = "npm-npm.example.com"' in preset_text(found)
+
+
+@needs("npm")
+def test_the_registry_of_npm_by_default_is_npms_own_word(machine: Machine) -> None:
+    said = (machine.ask("npm", "config", "get", "registry") or "").strip()
+    assert said.startswith("https://")
+    assert [host.removesuffix(":443") for host in rules(discover("npm", machine))] == [said.rstrip("/")]
+
+
+def test_cargo_reads_its_files_from_the_directory_upwards(machine: Machine, tmp_path: Path) -> None:
+    inner = tmp_path / "a/b"
+    (inner / ".cargo").mkdir(parents=True)
+    (tmp_path / "a/.cargo").mkdir()
+    (tmp_path / "cargo").mkdir()
+    (inner / ".cargo/config.toml").write_text('[registries.own]\nindex = "sparse+https://near.example.com/"\n')
+    (tmp_path / "a/.cargo/config").write_text('[registries.own]\nindex = "sparse+https://far.example.com/"\n')
+    (tmp_path / "cargo/config.toml").write_text(
+        f'[registries.home]\nindex = "sparse+https://home.example.com/i/?{CANARY}"\ntoken = "{CANARY}"'
+    )
+    found = discover(
+        "cargo", with_variables(replace(machine, directory=inner), CARGO_REGISTRIES_ENV_INDEX="sparse+https://env.example.com/")
+    )
+    assert sorted(rules(found)) == ["https://env.example.com:443", "https://home.example.com:443", "https://near.example.com:443"]
+
+
+def test_cargo_without_configuration_is_known_by_its_cache_alone(machine: Machine, tmp_path: Path) -> None:
+    assert "there is no rule for it" in preset_text(discover("cargo", machine))
+    kept = tmp_path / "cargo/registry/index/index.example.com-0123456789abcdef"
+    kept.mkdir(parents=True)
+    (kept / "config.json").write_text('{"dl": "https://dl.example.com/crates"}')
+    assert rules(discover("cargo", machine)) == {
+        "https://index.example.com:443": ["/**"],
+        "https://dl.example.com:443": ["/crates/*/*/download"],
+    }
+
+
+@needs("go")
+def test_go_is_asked_itself(machine: Machine) -> None:
+    found = discover("go", with_variables(machine, GOPROXY=f"https://u:{CANARY}@go.example.com/p,direct", GOSUMDB="off"))
+    assert rules(found) == {"https://go.example.com:443": ["/p/**"]}
+    assert found.environment == {"GOPROXY": "https://go.example.com/p", "GOSUMDB": "off"}
+    assert rules(discover("go", machine))  # what it goes by when nobody configures it
+
+
+@needs("apt-config")
+def test_apt_reads_both_forms_of_sources(machine: Machine, tmp_path: Path) -> None:
+    folder = tmp_path / "etc/apt/sources.list.d"
+    folder.mkdir(parents=True)
+    (folder.parent / "sources.list").write_text("deb http://one.example.com/debian stable main\n")
+    (folder / "two.sources").write_text("Types: deb\nURIs: https://two.example.com/d\nSuites: stable\nComponents: main\n")
+    (folder / "three.list.disabled").write_text("deb http://three.example.com/debian stable main\n")
+    assert list(rules(discover("apt", machine))) == ["http://one.example.com:80", "https://two.example.com:443"]
+
+
+@pytest.mark.parametrize("manager", MANAGERS)
+def test_this_machines_own_configuration_makes_a_preset_that_loads(manager: str) -> None:
+    text, count = preset(manager, Machine(offline=True))
+    assert len(load_preset(tomllib.loads(text), manager).rules) == count
+
+
+# -- pages ---------------------------------------------------------------------------------------------------------------
+
+
+def test_links_of_an_index_become_rules(machine: Machine, tmp_path: Path) -> None:
+    bodies = {
+        "https://i.example.com/s/pip/": b'<a href="https://files.example.com/packages/a/b.whl">',
+        "https://n.example.com/npm-normalize-package-bin": b'{"versions": {"1": {"dist": {"tarball": "https://t.example.com/d/x/1.tgz"}}}}',
+        "https://c.example.com/config.json": b'{"dl": "https://d.example.com/c/{crate}.crate"}',
+    }
+
+    def fetch(url: str, *_: Any, **__: Any) -> Page:
+        return Page((url, f"https://moved.example.com/x/?t={CANARY}"), bodies[url])
+
+    (tmp_path / ".npmrc").write_text("registry=https://n.example.com/\n")
+    asked = with_variables(
+        replace(machine, offline=False, fetch=fetch),
+        PIP_INDEX_URL="https://i.example.com/s",
+        CARGO_REGISTRIES_OWN_INDEX="sparse+https://c.example.com/",
+        PATH="/nonexistent",
+    )
+    assert rules(discover("pip", asked)) == {
+        "https://i.example.com:443": ["/s/**"],
+        "https://moved.example.com:443": ["/**"],
+        "https://files.example.com:443": ["/packages/**"],
+    }
+    assert rules(discover("npm", asked))["https://t.example.com:443"] == ["/d/**"]
+    assert rules(discover("cargo", asked))["https://d.example.com:443"] == ["/c/**"]
+
+
+def test_an_index_that_does_not_answer_is_told(machine: Machine) -> None:
+    def fetch(*_: Any, **__: Any) -> Page:
+        raise FetchFailed("it answers with 401")
+
+    asked = with_variables(replace(machine, offline=False, fetch=fetch), PIP_INDEX_URL="https://i.example.com/s", PATH="/nonexistent")
+    assert "where the links of i.example.com lead is not known: it answers with 401" in preset_text(discover("pip", asked))
+
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[str, dict[str, Answer], list[Any]]]:
+    """A server in this process: answers by path, and the fields of requests that came."""
+    answers: dict[str, Answer] = {}
+    seen: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(dict(self.headers))
+            answers[self.path](self)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", answers, seen
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def body(data: bytes) -> Answer:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(data)
+
+    return answer
+
+
+def moved(place: str) -> Answer:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(302)
+        handler.send_header("Location", place)
+        handler.end_headers()
+
+    return answer
+
+
+def test_a_page_is_fetched_over_redirects_without_credentials(served: tuple[str, dict[str, Answer], list[Any]]) -> None:
+    url, answers, seen = served
+    answers |= {"/a": moved("/b"), "/b": body(b"x" * 1000)}
+    page = get(f"{url}/a", Access(), accept="text/html", most=10)
+    assert page == Page((f"{url}/a", f"{url}/b"), b"x" * 10)
+    assert [fields["Accept"] for fields in seen] == ["text/html"] * 2
+    assert not any({"Authorization", "Cookie"} & set(fields) for fields in seen)
+
+
+def test_circles_errors_and_other_schemes_are_failures(served: tuple[str, dict[str, Answer], list[Any]]) -> None:
+    url, answers, seen = served
+    answers |= {"/a": moved("/a"), "/file": moved("file:///etc/passwd"), "/no": lambda handler: handler.send_error(403)}
+    for path, words in (("/a", "302"), ("/file", "302"), ("/no", "403")):
+        with pytest.raises(FetchFailed, match=words):
+            get(url + path, Access(), accept="text/html")
+    assert len(seen) < 10
+    with pytest.raises(FetchFailed, match="cannot be reached"):
+        get("http://127.0.0.1:1/", Access(), accept="text/html")
+
+
+def test_a_server_that_trickles_is_given_up_in_time(served: tuple[str, dict[str, Answer], list[Any]]) -> None:
+    url, answers, _ = served
+    done = threading.Event()
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        while not done.wait(0.05):
+            handler.wfile.write(b"x")
+            handler.wfile.flush()
+
+    answers["/slow"] = answer
+    begun = time.monotonic()
+    with pytest.raises(FetchFailed, match="no whole answer"):
+        get(f"{url}/slow", Access(), accept="text/html", seconds=0.5)
+    assert time.monotonic() - begun < 5
+    done.set()
+
+
+def test_a_preset_is_written_whole_and_another_one_is_not_replaced_unasked(tmp_path: Path) -> None:
+    folder = tmp_path / "presets"
+    assert write(folder, "pip", "version = 1\n")
+    assert not write(folder, "pip", "version = 1\n")
+    with pytest.raises(Exception, match="says something else"):
+        write(folder, "pip", "# new\n")
+    assert write(folder, "pip", "# new\n", replace=True)
+    assert [path.name for path in folder.iterdir()] == ["pip.toml"]
+    assert (folder / "pip.toml").read_text() == "# new\n"
+    assert (folder / "pip.toml").stat().st_mode & 0o777 == 0o644
