@@ -10,7 +10,7 @@ from space.cli.context import emit, examples, of, print_json, print_table
 
 EXIT_CODES = (
     ("0", "done"),
-    ("1", "doctor: something is missing"),
+    ("1", "doctor: something is missing; policy: a mistake, or an expectation that is not met"),
     ("2", "wrong usage: nothing was asked of the server"),
     ("124", "the program ran into --timeout"),
     ("125", "space itself failed: no server, no room, a cut stream, something that is not there; the sentence says what"),
