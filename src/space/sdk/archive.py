@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from space.model.errors import Conflict, InvalidArgument, UnsafeArchive
+from space.sdk.sparse import Hole
 from space.sdk.tarstream import Entry, EntryKind, TarReader, shown
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -148,6 +149,8 @@ class Staging:
         for event in self._reader.receive(data):
             if isinstance(event, Entry):
                 self._begin(event)
+            elif isinstance(event, Hole):
+                self._pass_over(event.bytes)
             else:
                 self._write(event)
 
@@ -249,6 +252,19 @@ class Staging:
         while view:
             view = view[os.write(self._file, view) :]
         self._left -= len(data)
+        if not self._left:
+            self._close_file()
+
+    def _pass_over(self, count: int) -> None:
+        assert self._file is not None
+        assert self._current is not None
+        self._left -= count
+        try:
+            os.lseek(self._file, count, os.SEEK_CUR)
+            if not self._left:
+                os.ftruncate(self._file, self._current.size)
+        except OSError as error:
+            raise UnsafeArchive(f"entry {shown(self._current.name)} cannot be made: {error.strerror}") from error
         if not self._left:
             self._close_file()
 

@@ -1,7 +1,7 @@
 """A strict reader of tar streams that a hostile guest may have written: bytes in, entries and their bytes out.
 
-Understood: ustar, pax (`path`, `linkpath`, `size`, `mtime`) and GNU long names and base-256 numbers; files, directories,
-symbolic and hard links. Everything else is refused. The standard library's reader is not used here because it
+Understood: ustar, pax (`path`, `linkpath`, `size`, `mtime`), GNU long names, base-256 numbers and files with holes (`sparse`);
+files, directories, symbolic and hard links. Everything else is refused. The standard library's reader is not used here because it
 takes headers of any size into memory, guesses at broken ones and takes a cut-off stream for a whole one; it is the oracle
 of this one's tests.
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from space.model.errors import StreamCut, UnsafeArchive
+from space.sdk.sparse import Hole, MapReader, judge, plan
 
 BLOCK = 512
 _ZERO = bytes(BLOCK)
@@ -32,12 +33,12 @@ _KINDS = {
     b"0": EntryKind.FILE, b"\0": EntryKind.FILE, b"7": EntryKind.FILE,
     b"1": EntryKind.HARDLINK, b"2": EntryKind.SYMLINK, b"5": EntryKind.DIRECTORY,
 }  # fmt: skip
-_REFUSED = {b"3": "a character device", b"4": "a block device", b"6": "a FIFO", b"S": "a GNU sparse file"}
+_REFUSED = {b"3": "a character device", b"4": "a block device", b"6": "a FIFO", b"S": "a GNU sparse file of the old form"}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry as written: the name is raw bytes and not checked. size: bytes of data that follow (files). mtime: UNIX seconds."""
+    """One entry as written: the name is raw bytes and not checked. size: of a file; as much data and hole follows. mtime: seconds."""
 
     name: bytes
     kind: EntryKind
@@ -53,18 +54,21 @@ def shown(name: bytes) -> str:
 
 
 class TarReader:
-    """Feed it the stream; it yields each `Entry`, then that entry's data in pieces. `finish()` proves that the end came."""
+    """Feed it the stream; it yields each `Entry`, then that entry's data in pieces and its holes. `finish()` proves that the end came."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._data = 0  # bytes of the current file's data still to come
+        self._map: MapReader | None = None  # of the current file's holes, while it comes
+        self._size = 0  # of that file
+        self._steps: list[tuple[int, int]] = []  # holes and data of that file still to come, the next one last
         self._padding = 0
         self._meta: bytes | None = None  # type flag of the metadata record being gathered
         self._gathered = bytearray()
         self._pax: dict[bytes, bytes] = {}
         self._zeros = 0
 
-    def receive(self, data: bytes) -> Iterator[Entry | bytes]:
+    def receive(self, data: bytes) -> Iterator[Entry | bytes | Hole]:
         """What is whole with `data`. UnsafeArchive on anything that is not understood."""
         self._buffer += data
         at = 0
@@ -82,7 +86,11 @@ class TarReader:
                     self._gathered += piece
                     if not self._data:
                         self._end_of_meta()
-            elif self._padding:
+            elif self._steps:
+                hole, self._data = self._steps.pop()
+                if hole:
+                    yield Hole(hole)
+            elif self._padding and self._map is None:
                 skipped = min(self._padding, len(buffer) - at)
                 if not skipped:
                     break
@@ -91,12 +99,21 @@ class TarReader:
             elif len(buffer) - at >= BLOCK:
                 block = bytes(memoryview(buffer)[at : at + BLOCK])
                 at += BLOCK
+                if self._map is not None:
+                    self._take_map(self._map, block)
+                    continue
                 entry = self._header(block)
                 if entry is not None:
                     yield entry
             else:
                 break
         del buffer[:at]
+
+    def _take_map(self, reader: MapReader, block: bytes) -> None:
+        found = reader.take(block)
+        if found is not None:
+            self._steps = plan(found, self._size)[::-1]
+            self._map = None
 
     def finish(self) -> None:
         """At the end of the stream: StreamCut unless the archive's end mark (two zero blocks) has come."""
@@ -126,6 +143,9 @@ class TarReader:
             return None
         pax, self._pax = self._pax, {}
         name = pax.get(b"path", name)
+        holes = judge(pax)
+        if holes is not None:
+            name = holes[0]
         if flag in _REFUSED:
             raise UnsafeArchive(f"entry {shown(name)} is {_REFUSED[flag]}")
         kind = _KINDS.get(flag)
@@ -136,7 +156,14 @@ class TarReader:
         size = _decimal(pax[b"size"]) if b"size" in pax else size
         if kind is not EntryKind.FILE and size:
             raise UnsafeArchive(f"entry {shown(name)} is a {kind.value} with {size} bytes of data")
-        self._data, self._padding = size, -size % BLOCK
+        self._padding = -size % BLOCK
+        if holes is None:
+            self._data = size
+        elif kind is not EntryKind.FILE:
+            raise UnsafeArchive(f"entry {shown(name)} is a sparse {kind.value}")
+        else:
+            self._map, self._size = MapReader(size, holes[1]), holes[1]
+            size = self._size
         target = pax.get(b"linkpath", block[157:257].split(b"\0", 1)[0])
         mtime = _decimal(pax[b"mtime"].split(b".", 1)[0]) if b"mtime" in pax else _moment(block[136:148])
         return Entry(name, kind, target, size, _number(block[100:108]) & 0o7777, mtime)
@@ -153,10 +180,7 @@ class TarReader:
             if set(_pax_records(record)) - {b"comment"}:
                 raise UnsafeArchive("the archive holds a global pax header")
         else:
-            records = _pax_records(record)
-            if any(key.startswith(b"GNU.sparse") for key in records):
-                raise UnsafeArchive("the archive holds a sparse file in pax form")
-            self._pax.update(records)
+            self._pax.update(_pax_records(record))
 
 
 def _number(raw: bytes) -> int:

@@ -116,6 +116,13 @@ pub fn seek(file: BorrowedFd<'_>, offset: u64, whence: i32) -> io::Result<u64> {
     if at < 0 { Err(io::Error::last_os_error()) } else { Ok(at as u64) }
 }
 
+/// `ftruncate`.
+pub fn set_size(file: BorrowedFd<'_>, size: u64) -> io::Result<()> {
+    let size = i64::try_from(size).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+    // SAFETY: a valid descriptor.
+    check(unsafe { libc::ftruncate(file.as_raw_fd(), size) }).map(drop)
+}
+
 /// `getrandom`: a number that nobody guesses.
 pub fn random() -> io::Result<u64> {
     let mut bytes = [0; 8];

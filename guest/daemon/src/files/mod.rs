@@ -23,11 +23,12 @@ use space_protocol::files::{FileAnswer, FileStat};
 use space_protocol::{Failure, Message};
 
 pub use attributes::{change_mode, change_owner};
+pub use calls::{seek, set_size};
 pub use fault::at;
 pub use list::list;
 pub use names::{link, make_dir, rename};
 pub use place::{check, split};
-pub use read::read;
+pub use read::{Extent, extent, read};
 pub use remove::remove;
 pub use write::{is_staged, write};
 

@@ -68,13 +68,15 @@ fn whole(file: &OwnedFd) -> io::Result<Vec<u8>> {
 
 /// Bytes on the disk or a hole, up to an offset.
 #[derive(Debug, PartialEq, Eq)]
-enum Extent {
+pub enum Extent {
+    /// Bytes.
     Data(u64),
+    /// Zeros that take no room.
     Hole(u64),
 }
 
 /// What begins at `at`, as far as `end`.
-fn extent(file: BorrowedFd<'_>, at: u64, end: u64) -> Extent {
+pub fn extent(file: BorrowedFd<'_>, at: u64, end: u64) -> Extent {
     match calls::seek(file, at, libc::SEEK_DATA) {
         Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {
             // No more data: a hole to the end of the file, which may have come nearer.

@@ -123,6 +123,7 @@ fn receive(feed: &mut dyn Feed, file: BorrowedFd<'_>, new: bool, path: &[u8]) ->
             let now = if count < LARGE { part.len().min((LARGE - count) as usize) } else { part.len() };
             if count == LARGE && new {
                 writer.begin(file, u64::MAX);
+                writer.leave_holes();
             }
             writer.write(file, &part[..now]).map_err(at(WHAT, path))?;
             count += now as u64;
@@ -131,6 +132,9 @@ fn receive(feed: &mut dyn Feed, file: BorrowedFd<'_>, new: bool, path: &[u8]) ->
     }
     if count > LARGE {
         writer.finish(file).map_err(at(WHAT, path))?;
+    }
+    if new {
+        calls::set_size(file, count).map_err(at(WHAT, path))?;
     }
     if new && sys::stat(file).map_err(at(WHAT, path))?.st_size != count as i64 {
         return Err(Failure::guest(format!("cannot write '{}': the file does not hold the {count} bytes that were written", shown(path))));
@@ -264,6 +268,21 @@ mod tests {
             }
         }
         assert_eq!(scratch.names(), ["f"]);
+    }
+
+    #[test]
+    fn zeros_in_bulk_become_holes() {
+        let scratch = Scratch::new();
+        let mut bytes = vec![0; 9 << 20];
+        for at in [3 << 20, (9 << 20) - 5] {
+            bytes[at] = 7;
+        }
+        for length in [9 << 20, 8 << 20, (8 << 20) + 1, 300 << 10] {
+            let told = file(send(&request(&scratch, "f"), &bytes[..length]));
+            assert_eq!(told.size, length as u64);
+            assert!(fs::read(scratch.path("f")).unwrap() == bytes[..length], "{length}");
+            assert!(fs::metadata(scratch.path("f")).unwrap().blocks() * 512 <= 4 << 20, "{length}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use crate::files::seek;
 use crate::ring::copy_slice;
 use crate::sys;
 
@@ -34,20 +35,41 @@ impl Batch {
     }
 }
 
+impl Batch {
+    /// Whether all of it is zeros; what is not is mostly seen at its begin.
+    fn is_zeros(&mut self) -> bool {
+        let bytes = self.bytes();
+        bytes[..PAGE].iter().all(|byte| *byte == 0) && bytes[PAGE..] == bytes[..BATCH - PAGE]
+    }
+}
+
 /// Writes one file after another.
 #[derive(Default)]
 pub struct Writer {
     batch: Batch,
     filled: usize,
     direct: bool,
+    holes: bool,
 }
 
 impl Writer {
+    /// Leave a hole where a whole batch is zeros, in a large file that is new; its size is for the caller to set at the end.
+    pub fn leave_holes(&mut self) {
+        self.holes = true;
+    }
+
     /// A file of `size` bytes comes, which was opened just now.
     pub fn begin(&mut self, file: BorrowedFd<'_>, size: u64) {
         self.filled = 0;
         // File systems that cannot do it say so here.
         self.direct = size >= LARGE && set_direct(file, true).is_ok();
+    }
+
+    /// The next `size` bytes of the file come to `at`.
+    pub fn begin_at(&mut self, file: BorrowedFd<'_>, at: u64, size: u64) -> io::Result<()> {
+        self.filled = 0;
+        self.direct = go_to(file, at, size)?;
+        Ok(())
     }
 
     /// The next bytes of the file.
@@ -60,8 +82,12 @@ impl Writer {
             self.filled += count;
             bytes = &bytes[count..];
             if self.filled == BATCH {
-                sys::write_all(file, self.batch.bytes())?;
                 self.filled = 0;
+                if self.holes && self.batch.is_zeros() {
+                    seek(file, BATCH as u64, libc::SEEK_CUR)?;
+                } else {
+                    sys::write_all(file, self.batch.bytes())?;
+                }
             }
         }
         Ok(())
@@ -97,6 +123,13 @@ impl Reader {
         self.direct = size >= LARGE && set_direct(file, true).is_ok();
     }
 
+    /// `size` bytes from `at` on are to be read.
+    pub fn begin_at(&mut self, file: BorrowedFd<'_>, at: u64, size: u64) -> io::Result<()> {
+        (self.start, self.end) = (0, 0);
+        self.direct = go_to(file, at, size)?;
+        Ok(())
+    }
+
     /// Some of the next bytes of the file; 0 at its end.
     pub fn read(&mut self, file: BorrowedFd<'_>, out: &mut [u8]) -> io::Result<usize> {
         if !self.direct {
@@ -113,6 +146,13 @@ impl Reader {
         self.start += count;
         Ok(count)
     }
+}
+
+/// Go to `at`; whether `size` bytes there go around the page cache.
+fn go_to(file: BorrowedFd<'_>, at: u64, size: u64) -> io::Result<bool> {
+    seek(file, at, libc::SEEK_SET)?;
+    let direct = size >= LARGE && at % PAGE as u64 == 0;
+    Ok(set_direct(file, direct).is_ok() && direct)
 }
 
 /// Go around the page cache, or no longer.

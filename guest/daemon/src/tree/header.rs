@@ -1,5 +1,7 @@
 //! Tar blocks to records and back: ustar, with pax records and GNU long names on reading, pax on writing. No I/O.
 
+use super::sparse;
+
 /// Bytes of a block.
 pub const BLOCK: usize = 512;
 
@@ -31,8 +33,8 @@ pub struct Overrides {
     pub size: Option<u64>,
     /// `mtime`: seconds and nanoseconds.
     pub mtime: Option<(i64, u32)>,
-    /// There is a `GNU.sparse` record.
-    pub sparse: bool,
+    /// `GNU.sparse` records.
+    pub sparse: sparse::Records,
 }
 
 /// Judge one block; `None` is a block of zeros. The error says what is wrong with it.
@@ -110,7 +112,11 @@ pub fn pax(mut records: &[u8], into: &mut Overrides) -> Result<(), &'static str>
             b"linkpath" => into.link = Some(value.to_vec()),
             b"size" => into.size = Some(decimal(value).ok_or(WRONG)?),
             b"mtime" => into.mtime = Some(moment(value).ok_or(WRONG)?),
-            _ => into.sparse |= key.starts_with(b"GNU.sparse."),
+            _ => {
+                if key.strip_prefix(b"GNU.sparse.").is_some_and(|key| !into.sparse.take(key, value, decimal)) {
+                    return Err(WRONG);
+                }
+            }
         }
     }
     Ok(())
@@ -140,6 +146,22 @@ fn moment(text: &[u8]) -> Option<(i64, u32)> {
     })
 }
 
+/// The blocks of a header of a file with holes (see [`sparse`]): `header.size` bytes of content follow, the file has `real`.
+pub fn format_sparse(header: &Header, real: u64, out: &mut Vec<u8>) {
+    let mut records = Vec::new();
+    record(&mut records, "GNU.sparse.major", b"1");
+    record(&mut records, "GNU.sparse.minor", b"0");
+    record(&mut records, "GNU.sparse.name", &header.path);
+    record(&mut records, "GNU.sparse.realsize", real.to_string().as_bytes());
+    if octal(header.mtime, 12).is_none() {
+        record(&mut records, "mtime", header.mtime.to_string().as_bytes());
+    }
+    extended(header, records, out);
+    // Who does not know of holes unpacks the map and the data under a name that says so.
+    let base = header.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    block(header, b"", &[b"GNUSparseFile.0/", &base[..base.len().min(80)]].concat(), out);
+}
+
 /// The blocks of a header: a pax header before it when something does not fit.
 pub fn format(header: &Header, out: &mut Vec<u8>) {
     let mut records = Vec::new();
@@ -157,17 +179,22 @@ pub fn format(header: &Header, out: &mut Vec<u8>) {
         record(&mut records, "mtime", header.mtime.to_string().as_bytes());
     }
     if !records.is_empty() {
-        if std::str::from_utf8(&header.path).is_err() || std::str::from_utf8(&header.link).is_err() {
-            let mut first = Vec::new();
-            record(&mut first, "hdrcharset", b"BINARY");
-            records = [first, records].concat();
-        }
-        let extended = Header { kind: b'x', path: vec![], link: vec![], mode: 0o644, size: records.len() as u64, mtime: 0 };
-        block(&extended, b"", b"././@PaxHeader", out);
-        out.extend_from_slice(&records);
-        out.resize(out.len().next_multiple_of(BLOCK), 0);
+        extended(header, records, out);
     }
     block(header, prefix, name, out);
+}
+
+/// The blocks of a pax header.
+fn extended(header: &Header, mut records: Vec<u8>, out: &mut Vec<u8>) {
+    if std::str::from_utf8(&header.path).is_err() || std::str::from_utf8(&header.link).is_err() {
+        let mut first = Vec::new();
+        record(&mut first, "hdrcharset", b"BINARY");
+        records = [first, records].concat();
+    }
+    let extended = Header { kind: b'x', path: vec![], link: vec![], mode: 0o644, size: records.len() as u64, mtime: 0 };
+    block(&extended, b"", b"././@PaxHeader", out);
+    out.extend_from_slice(&records);
+    out.resize(out.len().next_multiple_of(BLOCK), 0);
 }
 
 fn block(header: &Header, prefix: &[u8], name: &[u8], out: &mut Vec<u8>) {
@@ -178,7 +205,8 @@ fn block(header: &Header, prefix: &[u8], name: &[u8], out: &mut Vec<u8>) {
     field(100, &number(i64::from(header.mode), 8));
     field(108, &number(0, 8));
     field(116, &number(0, 8));
-    field(124, &number(header.size as i64, 12));
+    // Base 256 beside the pax record: readers of holes (Python's) look for the content's end by this field alone.
+    field(124, &octal(header.size as i64, 12).unwrap_or_else(|| [&[0x80, 0, 0, 0][..], &header.size.to_be_bytes()].concat()));
     field(136, &number(header.mtime, 12));
     field(156, &[header.kind]);
     field(157, &header.link[..header.link.len().min(100)]);
@@ -303,7 +331,8 @@ mod tests {
         }
         let mut over = Overrides::default();
         pax(b"22 GNU.sparse.major=1\n", &mut over).unwrap();
-        assert!(over.sparse);
+        assert!(over.sparse.judge().is_err());
+        assert!(pax(b"27 GNU.sparse.realsize=1e9\n", &mut Overrides::default()).is_err());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! - [`header`]: blocks of 512 bytes to records and back (pure)
 //! - [`stream`]: the tar stream in a ring, counted and summed
+//! - [`sparse`]: the map of a file with holes (pure)
 //! - [`content`]: a file's bytes to the disk
 //! - [`unpack`]: a stream to files below a destination, never outside of it
 //! - [`pack`]: files to a stream
@@ -9,6 +10,7 @@
 pub mod content;
 mod header;
 mod pack;
+mod sparse;
 pub mod stream;
 mod unpack;
 
@@ -101,6 +103,7 @@ fn fault(what: &str, path: &[u8], error: &io::Error) -> Failure {
         Some(libc::ENOSPC | libc::EDQUOT) => {
             return Failure::new("too_large", format!("cannot {what} '{}': the sandbox's disk is full", shown(path)));
         }
+        Some(libc::EFBIG) => "too_large",
         _ => "guest_error",
     };
     Failure::new(code, format!("cannot {what} '{}': {error}", shown(path)))

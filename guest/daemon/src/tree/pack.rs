@@ -1,4 +1,5 @@
-//! Files to a tar stream: files, directories, symbolic and hard links. What has no content that could travel (sockets, FIFOs,
+//! Files to a tar stream: files, directories, symbolic and hard links; of files with
+//! holes what is not one. What has no content that could travel (sockets, FIFOs,
 //! devices) is left out. A file that shrinks while it is read is filled up with zeros, one that vanishes is left out.
 
 use std::collections::HashMap;
@@ -11,6 +12,7 @@ use space_protocol::Failure;
 use super::content::Reader;
 use super::fault;
 use super::header::{self, BLOCK, Header};
+use super::sparse::{self, Segment};
 use super::stream::Output;
 use crate::sys;
 
@@ -111,10 +113,35 @@ impl Walk<'_, '_> {
     }
 
     fn content(&mut self, file: &OwnedFd, path: &[u8], stat: &libc::stat) -> Result<(), Failure> {
+        if let Some(segments) = sparse::segments(file.as_fd(), stat) {
+            return self.sparse(file, path, stat, &segments);
+        }
         self.entry(b'0', path, b"", stat)?;
         let size = stat.st_size as u64;
-        let mut left = size;
         self.reader.begin(file.as_fd(), size);
+        self.data(file, path, size)?;
+        self.output.zeros(size.next_multiple_of(BLOCK as u64) - size)
+    }
+
+    /// A file with holes: what is not one.
+    fn sparse(&mut self, file: &OwnedFd, path: &[u8], stat: &libc::stat, segments: &[Segment]) -> Result<(), Failure> {
+        let map = sparse::format(segments);
+        let size = map.len() as u64 + segments.iter().map(|segment| segment.length).sum::<u64>();
+        let mut blocks = Vec::with_capacity(3 * BLOCK);
+        let header = Header { kind: b'0', path: path.to_vec(), link: vec![], mode: stat.st_mode & 0o7777, size, mtime: stat.st_mtime };
+        header::format_sparse(&header, stat.st_size as u64, &mut blocks);
+        self.entries += 1;
+        self.output.append(&blocks)?;
+        self.output.append(&map)?;
+        for segment in segments.iter().filter(|segment| segment.length > 0) {
+            self.reader.begin_at(file.as_fd(), segment.at, segment.length).map_err(self.wrong(path))?;
+            self.data(file, path, segment.length)?;
+        }
+        self.output.zeros(size.next_multiple_of(BLOCK as u64) - size)
+    }
+
+    /// So many bytes of a file; zeros for those that are no longer there.
+    fn data(&mut self, file: &OwnedFd, path: &[u8], mut left: u64) -> Result<(), Failure> {
         while left > 0 {
             let room = self.output.room()?;
             let most = room.len().min(usize::try_from(left).unwrap_or(usize::MAX));
@@ -128,7 +155,7 @@ impl Walk<'_, '_> {
                 Err(error) => return Err(self.wrong(path)(error)),
             }
         }
-        self.output.zeros(left + size.next_multiple_of(BLOCK as u64) - size)
+        self.output.zeros(left)
     }
 }
 

@@ -13,6 +13,8 @@ use super::{pack, stream, unpack};
 use crate::crc::Crc32;
 use crate::sys;
 
+mod sparse;
+
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
 /// An archive in parts of odd sizes.

@@ -14,8 +14,10 @@ use space_protocol::Failure;
 use super::content::Writer;
 use super::fault;
 use super::header::{self, BLOCK, Header, Overrides};
+use super::sparse::{Map, Segment};
 use super::stream::{Input, cut_off};
 use crate::exec::shown;
+use crate::files::set_size;
 use crate::sys;
 
 /// Bytes of a pax header or a GNU long name.
@@ -28,7 +30,10 @@ struct Entry {
     path: Vec<u8>,
     link: Vec<u8>,
     mode: u32,
+    /// Bytes of content in the stream.
     size: u64,
+    /// Bytes of a file with holes, whose content begins with their map.
+    real: Option<u64>,
     mtime: libc::timespec,
 }
 
@@ -63,7 +68,7 @@ fn next(input: &mut Input<'_>) -> Result<Option<Entry>, Failure> {
             b'g' => drop(meta(input, &header)?),
             b'L' => over.path = Some(long_name(meta(input, &header)?)),
             b'K' => over.link = Some(long_name(meta(input, &header)?)),
-            _ if over.sparse || header.kind == b'S' => return Err(wrong("it is sparse; pack it without holes")),
+            b'S' => return Err(wrong("it is sparse in GNU's old form; pack it with --format=posix, or without holes")),
             _ => return entry(header, over).map(Some),
         }
     }
@@ -89,7 +94,11 @@ fn long_name(mut bytes: Vec<u8>) -> Vec<u8> {
 }
 
 fn entry(header: Header, over: Overrides) -> Result<Entry, Failure> {
-    let path = over.path.unwrap_or(header.path);
+    let shown_as = shown(&header.path);
+    let holes =
+        over.sparse.judge().map_err(|why| Failure::invalid(format!("entry '{shown_as}' of the tar stream cannot be read: {why}")))?;
+    let (name, real) = holes.map_or((None, None), |(name, real)| (Some(name), Some(real)));
+    let path = name.or(over.path).unwrap_or(header.path);
     let wrong = |why: String| Failure::invalid(format!("entry '{}' of the tar stream cannot be unpacked: {why}", shown(&path)));
     let kind = match header.kind {
         // The oldest archives mark directories by the name's end.
@@ -99,8 +108,11 @@ fn entry(header: Header, over: Overrides) -> Result<Entry, Failure> {
         b'3' | b'4' | b'6' => return Err(wrong("it is a device or FIFO".to_owned())),
         other => return Err(wrong(format!("its type '{}' is not known", shown(&[other])))),
     };
+    if real.is_some() && kind != b'0' {
+        return Err(wrong("it is sparse and no file".to_owned()));
+    }
     let size = if kind == b'0' { over.size.unwrap_or(header.size) } else { 0 };
-    if size > i64::MAX as u64 - BLOCK as u64 {
+    if size.max(real.unwrap_or(0)) > i64::MAX as u64 - BLOCK as u64 {
         return Err(wrong(format!("its size of {size} bytes is none")));
     }
     let (tv_sec, nanos) = over.mtime.unwrap_or((header.mtime, 0));
@@ -108,7 +120,7 @@ fn entry(header: Header, over: Overrides) -> Result<Entry, Failure> {
     if path.contains(&0) || link.contains(&0) {
         return Err(wrong("its name holds a NUL byte".to_owned()));
     }
-    Ok(Entry { kind, path, link, mode: header.mode, size, mtime: libc::timespec { tv_sec, tv_nsec: i64::from(nanos) } })
+    Ok(Entry { kind, path, link, mode: header.mode, size, real, mtime: libc::timespec { tv_sec, tv_nsec: i64::from(nanos) } })
 }
 
 /// The parts of a name; an error for one that points upwards or to the root.
@@ -284,17 +296,49 @@ fn write_file(writer: &mut Writer, input: &mut Input<'_>, dir: BorrowedFd<'_>, n
         }
         other => other.map_err(wrong)?,
     };
-    writer.begin(file.as_fd(), entry.size);
-    let mut left = entry.size;
+    match entry.real {
+        None => {
+            writer.begin(file.as_fd(), entry.size);
+            write_data(writer, input, file.as_fd(), entry, entry.size)?;
+        }
+        Some(real) => {
+            for Segment { at, length } in map(input, entry, real)? {
+                writer.begin_at(file.as_fd(), at, length).map_err(wrong)?;
+                write_data(writer, input, file.as_fd(), entry, length)?;
+            }
+            set_size(file.as_fd(), real).map_err(wrong)?;
+        }
+    }
+    // SAFETY: a valid descriptor; one pair of times.
+    sys::check(unsafe { libc::futimens(file.as_raw_fd(), [entry.mtime; 2].as_ptr()) }).map(drop).map_err(wrong)
+}
+
+/// The map at the begin of a sparse file's content.
+fn map(input: &mut Input<'_>, entry: &Entry, real: u64) -> Result<Vec<Segment>, Failure> {
+    let mut map = Map::new(entry.size, real);
+    loop {
+        let mut block = [0; BLOCK];
+        if map.left() >= BLOCK as u64 && !input.fill(&mut block)? {
+            return Err(cut_off());
+        }
+        let taken = map.take(&block);
+        let wrong = |why: &str| Failure::invalid(format!("entry '{}' of the tar stream is refused: {why}", shown(&entry.path)));
+        if let Some(segments) = taken.map_err(wrong)? {
+            return Ok(segments);
+        }
+    }
+}
+
+/// The next `left` bytes of the stream.
+fn write_data(writer: &mut Writer, input: &mut Input<'_>, file: BorrowedFd<'_>, entry: &Entry, mut left: u64) -> Result<(), Failure> {
+    let wrong = |error: io::Error| fault("unpack", &entry.path, &error);
     while left > 0 {
         let part = input.some(usize::try_from(left).unwrap_or(usize::MAX))?;
         if part.is_empty() {
             return Err(cut_off());
         }
-        writer.write(file.as_fd(), part).map_err(wrong)?;
+        writer.write(file, part).map_err(wrong)?;
         left -= part.len() as u64;
     }
-    writer.finish(file.as_fd()).map_err(wrong)?;
-    // SAFETY: a valid descriptor; one pair of times.
-    sys::check(unsafe { libc::futimens(file.as_raw_fd(), [entry.mtime; 2].as_ptr()) }).map(drop).map_err(wrong)
+    writer.finish(file).map_err(wrong)
 }
