@@ -52,7 +52,7 @@ def struck(text: str) -> str:
 
 class _Text(logging.Formatter):
     def __init__(self, service: str) -> None:
-        requests = " %(request_id)s" if service == "control" else ""
+        requests = " %(request_id)s" if service in ("control", "node") else ""
         super().__init__(f"%(asctime)s %(levelname)s %(name)s{requests} %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:

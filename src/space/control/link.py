@@ -17,10 +17,11 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from space.config import logs
 from space.control import limits
 from space.core.wire.events import Message
 from space.model.errors import DeadlineExceeded, InvalidArgument, ProtocolError, SpaceError, Unavailable
-from space.rpc.node_api import Create, Empty, NodeInfo, SandboxList, SandboxState
+from space.rpc.node_api import Asked, Create, Empty, NodeInfo, SandboxList, SandboxState
 from space.rpc.session import Session
 from space.rpc.stream import Stream
 
@@ -109,12 +110,12 @@ class NodeLink:
         # The watch comes first, so that no change falls between the list and it; its older levels lose by their revision.
         watch = await session.open("watch", Empty(), finish=True)
         async with asyncio.timeout(_CONNECT_SECONDS):
-            there = await _call(session, "list", Empty(), SandboxList)
+            there = await _list(session)
         self.last_info = info
-        self._listener.node_up(info, there.sandboxes)
+        self._listener.node_up(info, there)
         self._up = _Up(session, info)
         self._risen.set()
-        log.info("connected to the node: isolation %s, %d sandboxes", info.isolation, len(there.sandboxes))
+        log.info("connected to the node: isolation %s, %d sandboxes", info.isolation, len(there))
         async for event in watch:
             if isinstance(event, Message):
                 self._listener.node_level(decoded(event, SandboxState))
@@ -140,7 +141,7 @@ class NodeLink:
         session = self._session()
         try:
             async with asyncio.timeout(seconds):
-                return await session.call(verb, request)
+                return await session.call(verb, _marked(request))
         except TimeoutError:
             raise DeadlineExceeded(f"{verb} was not answered within {seconds:g} s") from None
         except SpaceError as error:
@@ -152,7 +153,7 @@ class NodeLink:
         """Make a sandbox: every phase it goes through."""
         session = self._session()
         try:
-            async with await session.open("create", request, finish=True) as stream:
+            async with await session.open("create", _marked(request), finish=True) as stream:
                 async for event in stream:
                     if isinstance(event, Message):
                         yield decoded(event, SandboxState)
@@ -163,7 +164,7 @@ class NodeLink:
 
     async def open(self, verb: str, request: Any, *, bulk: bool = False, finish: bool = False) -> Stream:
         """An open stream: a context manager that resets it, and ends the work behind it, when it is left before the end."""
-        return await self._session().open(verb, request, bulk=bulk, finish=finish)
+        return await self._session().open(verb, _marked(request), bulk=bulk, finish=finish)
 
 
 class Refused(Exception):
@@ -172,6 +173,21 @@ class Refused(Exception):
 
 async def _call(session: Session, verb: str, request: Any, answer: type[T]) -> T:
     return _as(answer, verb, await session.call(verb, request))
+
+
+async def _list(session: Session) -> list[SandboxState]:
+    found: list[SandboxState] = []
+    async with await session.open("list", Empty(), finish=True) as stream:
+        async for event in stream:
+            if isinstance(event, Message):
+                found += decoded(event, SandboxList).sandboxes
+    return found
+
+
+def _marked(request: Any) -> Any:
+    """With the id of the API request that it is for, which a client saw and by which an operator finds the node's lines."""
+    known = logs.request_id.get()
+    return msgspec.structs.replace(request, request_id=known) if known != "-" and isinstance(request, Asked) else request
 
 
 def _as(answer: type[T], verb: str, payload: bytes) -> T:

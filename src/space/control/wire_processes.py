@@ -28,6 +28,10 @@ class WindowRequest(Struct, frozen=True, forbid_unknown_fields=True):
 class ProcessRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """A command. cwd: absolute, missing for the user's home. timeout_ms: missing for no limit.
 
+    id: the process's, `pr-` and 16 hex digits (make them at random); missing: the server makes one. Of a process in the background the
+    same request with the same id answers the process that the first one has made; any other with that id, or one that comes after the
+    process was deleted, is a conflict.
+
     stdin: text, or stdin_base64: bytes; attached processes only. stdin_open: it may be written to later, through other requests; a
     terminal (pty) without stdin of its own implies it. kill_on_disconnect: whether an attached process ends with its connection; missing:
     it does. overflow: what happens when the server keeps spool_bytes of its output (missing: the server's setting): `block` holds the
@@ -35,6 +39,7 @@ class ProcessRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     argv: Annotated[list[str], Meta(min_length=1, max_length=65_536)]
+    id: Annotated[str, Meta(pattern=r"^pr-[0-9a-f]{16}\Z")] | None = None
     cwd: str | None = None
     env: dict[str, str] = {}
     user: str | None = None

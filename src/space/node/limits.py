@@ -41,6 +41,7 @@ QMP_RATE = 100  # lines a second that are looked at; a VMM that floods its monit
 
 PROCESSES = 700  # that run at once in a sandbox: each holds a stream of the guest's session, which has 1,024
 ENDED = 1000  # ended processes of a sandbox that are kept
+FORGOTTEN = 1000  # ids of processes of a sandbox that were forgotten: a start that was delayed on its way must not begin them after all
 UNWRITTEN = 32 * 1024  # bytes of output of an attached run that are in memory alone: most commands write less
 LAZY_BYTES = 1 << 20  # of a sandbox's short runs that have ended before their clients, and are in memory alone
 MIN_SPOOL = 64 * 1024  # bytes; the least that a process may ask for: one piece of output must fit

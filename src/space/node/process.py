@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -24,6 +23,7 @@ from space.core.wire import guest as wire
 from space.core.wire.spool import End, Head
 from space.model.errors import Conflict, NoCapacity, NotFound, ProtocolError, SandboxDied, SpaceError, Unavailable
 from space.node import limits
+from space.node import process_record as record
 from space.node.guest import Guest
 from space.node.spool import Account, Spool
 from space.rpc import node_api as api
@@ -73,13 +73,14 @@ class Process:
     """See the module. free: nobody's connection keeps it: started detached, or it has survived its client."""
 
     __slots__ = (
-        "_house", "_killing", "_spool", "_stdin_bytes", "_stdin_closed", "_stream", "_task", "_turn", "fault", "free", "held", "name",
-        "news", "progress", "readers", "removed", "started", "tied",
+        "_asked", "_house", "_killing", "_spool", "_stdin_bytes", "_stdin_closed", "_stream", "_task", "_turn", "fault", "free", "held",
+        "name", "named", "news", "progress", "readers", "removed", "started", "tied",
     )  # fmt: skip
 
     def __init__(self, name: str, house: House, *, tied: bool, spool: Spool | None = None) -> None:
         self.name = name
         self.tied = tied
+        self.named = False  # its client knows its id, and may come back for it before it has been told that it runs
         self.free = spool is not None and not tied
         self.readers: set[Reader] = set()
         self.news = Gate()  # opened whenever there is more to read, or its end
@@ -88,6 +89,7 @@ class Process:
         self.removed = False
         self.held: str | None = None  # why its output is not taken at the moment
         self.fault: SpaceError | None = None  # of its stream, when its sandbox ends of it or with it
+        self._asked: bytes | None = None  # a digest of the request: in memory alone, for an environment may hold secrets
         self._house = house
         self._spool = spool
         self._stream: Stream | None = None
@@ -158,24 +160,21 @@ class Process:
 
     def start(self, asked: api.Exec, quota: int) -> None:
         """Begin; `started` says how that went."""
+        if asked.named:
+            self.named, self._asked = True, record.digest(asked)
 
         def begin(pid: int) -> Head:
-            argv = [word.encode("utf-8", "surrogateescape") for word in asked.argv]
-            return Head(
-                process=self.name,
-                pid=pid,
-                argv=argv,
-                cwd=asked.cwd,
-                user=asked.user,
-                pty=asked.pty is not None,
-                stdin=asked.stdin,
-                started_us=time.time_ns() // 1000,
-                tied=self.tied,
-                block=asked.overflow == "block",
-                quota=quota,
-            )
+            return record.head_of(self.name, pid, asked, tied=self.tied, quota=quota)
 
         self._task = asyncio.create_task(self._live(lambda guest: guest.open_exec(asked, keep=self.name), begin), name=self.name)
+
+    def is_of(self, asked: api.Exec) -> bool:
+        """Whether this request has made it. After a restart of the node its environment, time and quota are not compared."""
+        if not asked.named or asked.attach:
+            return False
+        if self._asked is not None:
+            return self._asked == record.digest(asked)
+        return self._spool is not None and not self.removed and record.is_of(self._spool.head, self._spool.argv(), asked)
 
     def resume(self) -> None:
         """Go on with it after a restart of the node; one that is tied to a client is killed, who has lost the connection."""
@@ -192,7 +191,7 @@ class Process:
             self._not_started(SandboxDied(reason))
             return
         out, err = self._spool.lanes
-        self._finish(End(_now(), out, err, self._stdin_bytes, reason=reason[:1000]))
+        self._finish(End(record.now(), out, err, self._stdin_bytes, reason=reason[:1000]))
         self._house.in_background(self._write(), f"{self.name}: its end")
 
     def remove(self) -> None:
@@ -220,7 +219,7 @@ class Process:
         """A client of it has left before its end."""
         if self.state != "running" or self.removed:
             return
-        if kill or not self.started.done():
+        if kill or not (self.started.done() or self.named):
             self.kill()
         elif not self.free:
             self.free = True
@@ -321,21 +320,7 @@ class Process:
 
     def _exited(self, said: wire.Exited) -> None:
         out, err = self.spool.lanes
-        self._finish(
-            End(
-                _now(),
-                out,
-                err,
-                self._stdin_bytes,
-                said.code,
-                said.signal,
-                said.oom_killed,
-                said.timed_out,
-                said.stdout_bytes,
-                said.stderr_bytes,
-                said.wall_ms,
-            )
-        )
+        self._finish(record.end_of(said, out, err, self._stdin_bytes))
 
     def _finish(self, end: End) -> None:
         self.spool.finish(end)
@@ -483,7 +468,3 @@ class Process:
             raise
         except SpaceError:
             raise Conflict(f"process {self.name} has ended") from None
-
-
-def _now() -> int:
-    return time.time_ns() // 1000

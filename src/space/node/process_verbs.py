@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ from space.rpc.session import Data, Message, Stream
 R = TypeVar("R", bound=msgspec.Struct)
 Ended = Callable[[], Awaitable[None]]
 _INPUT = msgspec.msgpack.Decoder(api.Eof | api.Resize | api.Signal)
-_LIST_BYTES = 128 << 10  # of ProcessInfo in a message; the longest alone fits a frame as well
+_LIST_BYTES = 128 << 10  # of a list in a message; the longest item alone fits a frame as well
 _MOST_SIGNAL = 64
 
 
@@ -86,16 +86,8 @@ class ProcessVerbs:
 
     async def _processes(self, stream: Stream, request: bytes) -> None:
         asked = decode(api.Target, request)
-        some: list[api.ProcessInfo] = []
-        size = 0
-        for info in self._of(asked.sandbox).infos():
-            length = len(msgspec.msgpack.encode(info))
-            if some and size + length > _LIST_BYTES:
-                await stream.send_message(api.ProcessList(some))
-                some, size = [], 0
-            some.append(info)
-            size += length
-        await stream.send_message(api.ProcessList(some), last=True)
+        for page in pages(self._of(asked.sandbox).infos()):
+            await stream.send_message(api.ProcessList(page))
 
     async def _process(self, stream: Stream, request: bytes) -> None:
         asked = decode(api.ProcessTarget, request)
@@ -219,6 +211,21 @@ def decode(kind: type[R], request: bytes) -> R:
         found = msgspec.msgpack.decode(request, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InvalidArgument(f"not a request of {kind.__name__}: {error}") from None
-    # Lines of this stream, and of what it starts, belong to that sandbox.
+    # Lines of this stream, and of what it starts, belong to that sandbox, and to the API request that it is for.
     logs.sandbox.set(getattr(found, "sandbox", "-"))
+    logs.request_id.set(getattr(found, "request_id", "") or "-")
     return found
+
+
+def pages(items: Iterable[R]) -> Iterator[list[R]]:
+    """As many at a time as a frame holds; one page that is empty when there are none."""
+    some: list[R] = []
+    size = 0
+    for item in items:
+        length = len(msgspec.msgpack.encode(item))
+        if some and size + length > _LIST_BYTES:
+            yield some
+            some, size = [], 0
+        some.append(item)
+        size += length
+    yield some

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ class Processes:
         self._tell: Callable[[], None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False
+        self._forgotten: dict[str, None] = {}  # ids, the oldest first
         self._lazy: dict[str, Process] = {}  # ended, and in memory alone; the oldest first
         self._lazy_bytes = 0
 
@@ -129,7 +131,10 @@ class Processes:
     # -- what control asks ---------------------------------------------------------------------------------------
 
     def start(self, asked: api.Exec) -> Process:
-        """A new process, on its way; `started` says how that went. Nothing has been awaited."""
+        """A new process, on its way, or the one that this request has made before; `started` says how that went. Nothing is awaited."""
+        there = self._all.get(asked.process)
+        if there is not None and there.is_of(asked):
+            return there
         name = self._checked(asked)
         process = Process(name, self, tied=asked.attach and asked.kill_on_disconnect)
         process.free = not asked.attach
@@ -150,14 +155,27 @@ class Processes:
         return [process.info(self.sandbox) for process in self._all.values() if process.started.done()]
 
     async def forget(self, name: str) -> None:
-        """Kill what is left of it and drop its output; idempotent."""
+        """Kill what is left of it and drop its output; idempotent. A start with that id which comes after this is refused."""
+        self._remember_forgotten(name)
         process = self._all.get(name)
         if process is None:
             return
-        if process.state == "running":
+        if not process.started.done():  # the guest knows it by its name from its start on
+            with suppress(SpaceError):
+                try:
+                    await process.running()
+                except asyncio.CancelledError:
+                    process.kill()
+                    raise
+        if process.state == "running" and not process.removed:
             await self.channel.forget(name)
         if self._all.get(name) is process:
             self._drop(process)
+
+    def _remember_forgotten(self, name: str) -> None:
+        self._forgotten[name] = None
+        while len(self._forgotten) > limits.FORGOTTEN:
+            del self._forgotten[next(iter(self._forgotten))]
 
     def _checked(self, asked: api.Exec) -> str:
         try:
@@ -165,7 +183,11 @@ class Processes:
         except ValueError as error:
             raise InvalidArgument(str(error)) from None
         if name in self._all:
-            raise Conflict(f"sandbox {self.sandbox} has a process {name} already")
+            raise Conflict(
+                f"sandbox {self.sandbox} has a process {name} already, of another request", hint="take another id, or attach to it"
+            )
+        if name in self._forgotten:
+            raise Conflict(f"process {name} was deleted, maybe before it began", hint="take another id")
         if asked.pty is not None:
             if not asked.stdin:
                 raise InvalidArgument("a process with a terminal has standard input: pty needs stdin")

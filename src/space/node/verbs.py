@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -11,12 +12,13 @@ from space.model.errors import SpaceError, Unsupported
 from space.model.sandbox import Phase
 from space.node.guest import FED
 from space.node.node import Node
-from space.node.process_verbs import ProcessVerbs, decode
+from space.node.process_verbs import ProcessVerbs, decode, pages
 from space.node.relay import FORWARDED, TREE_GET, TREE_PUT, Script, relay
 from space.node.sandbox import Sandbox
 from space.rpc import node_api as api
 from space.rpc.session import Stream
 
+log = logging.getLogger(__name__)
 _EMPTY = msgspec.msgpack.encode(api.Empty())
 _ON_THE_WAY = frozenset({Phase.REQUESTED.value, Phase.PREPARING.value})
 
@@ -48,7 +50,11 @@ class Verbs:
         serve = self._table.get(verb)
         if serve is None:
             raise Unsupported(f"a node has no verb {verb[:40]!r}")
-        await serve(stream, request)
+        try:
+            await serve(stream, request)
+        except SpaceError as error:
+            log.info("%s refused: %s: %s", verb, error.code, error)  # the line that the request's id leads to
+            raise
 
     async def _info(self, stream: Stream, request: bytes) -> None:
         decode(api.Empty, request)
@@ -72,7 +78,8 @@ class Verbs:
 
     async def _list(self, stream: Stream, request: bytes) -> None:
         decode(api.Empty, request)
-        await stream.send_message(api.SandboxList(self._node.around.board.states()), last=True)
+        for page in pages(self._node.around.board.states()):
+            await stream.send_message(api.SandboxList(page))
 
     async def _watch(self, stream: Stream, request: bytes) -> None:
         """Until control resets it, or its session ends: both cancel this. A request that names a sandbox is for its guest."""

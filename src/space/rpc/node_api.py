@@ -5,7 +5,7 @@
 | info | Empty | NodeInfo |
 | create | Create | SandboxState for every phase it goes through; the last is running or failed |
 | delete | Target | SandboxState (gone); idempotent |
-| list | Empty | SandboxList |
+| list | Empty | SandboxList messages |
 | watch | Empty | SandboxState, first for every sandbox there is, then at each change, until closed |
 | pause, resume | Target | SandboxState |
 | noop | Target | Done (a round trip to the guest's daemon) |
@@ -27,23 +27,30 @@ Input is DATA (stdin) and the messages Eof, Resize and Signal. Faults come as RE
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 
 class Empty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No arguments."""
 
 
-class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What all requests about a sandbox hold. request_id: of the API request that this is done for, for the node's log; or empty."""
+
+    request_id: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{0,64}\Z")] = ""
+
+
+class Target(Asked, frozen=True, forbid_unknown_fields=True):
     """One sandbox. generation: which life of it, 0 for the current one."""
 
     sandbox: str
     generation: int = 0
 
 
-class Create(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Create(Asked, frozen=True, forbid_unknown_fields=True):
     """Make a sandbox and boot it. Repeating it for a sandbox that is there joins the first."""
 
     sandbox: str
@@ -63,10 +70,12 @@ class Window(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cols: int
 
 
-class Exec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Exec(Asked, frozen=True, forbid_unknown_fields=True):
     """Run a process. stdin: whether it has one that control may write to.
 
-    process: its id (`pr-...`), chosen by control; empty: the node chooses. pty: a terminal, which needs stdin. attach: the answer goes
+    process: its id (`pr-...`), chosen by control; empty: the node chooses. named: the API's client chose it, and may ask again after a
+    lost answer: the same start in the background answers the first process (Conflict when it is another, or attached, or when that
+    process was forgotten since), and a start goes on without whoever asked. pty: a terminal, which needs stdin. attach: the answer goes
     on with the output, and control's CLOSE is the end of stdin; else the stream ends when it runs. kill_on_disconnect: whether an
     attached stream that ends before the process kills it. overflow: what happens when the spool holds `spool_bytes` (0: the node's
     setting) of output: `block` holds the process back while somebody is attached who has not read it, `drop_oldest` never does.
@@ -80,6 +89,7 @@ class Exec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout_ms: int | None = None
     stdin: bool = False
     process: str = ""
+    named: bool = False
     pty: Window | None = None
     attach: bool = True
     kill_on_disconnect: bool = True
@@ -87,14 +97,14 @@ class Exec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spool_bytes: int = 0
 
 
-class ProcessTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ProcessTarget(Asked, frozen=True, forbid_unknown_fields=True):
     """One process of a sandbox."""
 
     sandbox: str
     process: str
 
 
-class Attach(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Attach(Asked, frozen=True, forbid_unknown_fields=True):
     """Read a process's output, from offsets on: None from the oldest byte that is kept, negative that many bytes from the end.
 
     Offsets beyond what was produced are InvalidArgument; before the oldest byte kept, a Gap says what is missing. follow: until it ends;
@@ -110,21 +120,21 @@ class Attach(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kill_on_disconnect: bool = False
 
 
-class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class History(Asked, frozen=True, forbid_unknown_fields=True):
     """A sandbox's figures over time, newer than since_us (microseconds since 1970)."""
 
     sandbox: str
     since_us: int = 0
 
 
-class Forward(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Forward(Asked, frozen=True, forbid_unknown_fields=True):
     """A request for the guest. request: the MessagePack of the guest verb's request, which the node decodes (`core.wire.guest`)."""
 
     sandbox: str
     request: bytes
 
 
-class Tree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Tree(Asked, frozen=True, forbid_unknown_fields=True):
     """A tree in the guest. path: absolute, or relative to the user's home."""
 
     sandbox: str
@@ -151,7 +161,7 @@ class SandboxState(msgspec.Struct, frozen=True, tag_field="t", tag="state"):
 
 
 class SandboxList(msgspec.Struct, frozen=True, tag_field="t", tag="list"):
-    """Every sandbox of the node."""
+    """Some of the node's sandboxes."""
 
     sandboxes: list[SandboxState]
 

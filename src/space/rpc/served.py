@@ -59,6 +59,8 @@ class Served(Link[Acceptor]):
             task.cancel()
 
     def _on_opened(self, event: Opened) -> None:
+        if not self.mux.lives(event.stream):
+            return  # its RESET, or another session, came in the same read
         pipe = self.mux.pipe_of(event.stream)
         stream = Stream(self, self.ends[pipe], event.stream, event.verb, self._layout[pipe].limit, mine=False)
         self._streams[event.stream] = stream

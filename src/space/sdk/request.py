@@ -1,20 +1,22 @@
-"""Requests as bytes: what a caller says of a sandbox or a command becomes the body that the API takes. No I/O but reading stdin."""
+"""Requests as bytes: what a caller says of a sandbox or a command becomes the body that the API takes. Almost no I/O."""
 
 from __future__ import annotations
 
 import codecs
 import json
 import math
+import posixpath
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
 
 from space.model.errors import InvalidArgument, StreamCut, TooLarge
 from space.model.frames import MEDIA_TYPE, PROCESS_MEDIA_TYPE
-from space.model.sandbox import MAX_STDIN
+from space.model.sandbox import MAX_STDIN, IdlePolicy
 from space.sdk.answers import TreeSummary
 
 Command = str | Sequence[str]
@@ -121,6 +123,27 @@ def upload_place(guest_path: str, source_name: str, *, is_directory: bool) -> tu
     if name in (".", ".."):
         raise InvalidArgument(f"{guest_path!r} names a directory", hint="end it with / to put the file into it")
     return directory or ("/" if guest_path.startswith("/") else "."), name
+
+
+def download_target(local_path: str | Path, guest_path: str) -> Path:
+    """Where a download goes: into a directory that is there, else to that very name."""
+    local = Path(local_path)
+    if str(local_path).endswith("/") or local.is_dir():
+        name = posixpath.basename(posixpath.normpath(guest_path))
+        return local / (name if name not in ("", ".", "..", "/") else "root")
+    return local.absolute()
+
+
+def tree_query(guest_path: str, user: str | None) -> dict[str, str]:
+    """Which tree, for whom."""
+    if not guest_path:
+        raise InvalidArgument("the guest path is empty")
+    return {"path": guest_path} | ({"user": user} if user is not None else {})
+
+
+def idle_rule(policy: IdlePolicy) -> dict[str, Any]:
+    """A rule for what is idle as the API takes it."""
+    return {"seconds": policy.seconds, "action": policy.action}
 
 
 def checked_size(rows: int, cols: int) -> dict[str, int]:

@@ -1,15 +1,26 @@
 """When a request may be repeated, and after how long. Decisions only.
 
-Repeated are GET, DELETE, a create that carries an idempotency key, and what sets a value whole (a file's bytes, modes, a quota): a
-second arrival changes nothing. A command, its input, an upload, a pause are never repeated by the SDK: only the caller knows whether
-twice is right. docs/sdk.md has the table.
+Repeated are GET, DELETE, a create that carries an idempotency key, a start that carries the process's id, and what sets a value whole (a
+file's bytes, modes, a quota): a second arrival changes nothing. An attached command, input, an upload, a pause are never repeated by the
+SDK: only the caller knows whether twice is right. docs/sdk.md has the table.
 """
 
 from __future__ import annotations
 
-from space.model.errors import ConnectionFailed, NoCapacity, RateLimited, SpaceError, StreamCut, Unavailable
+from space.model.errors import (
+    ConnectionFailed,
+    DeadlineExceeded,
+    NoCapacity,
+    ProtocolError,
+    RateLimited,
+    SpaceError,
+    StreamCut,
+    Unavailable,
+)
 
 ATTEMPTS = 4
+# After these nobody knows whether the server has done it.
+UNDECIDED = (ConnectionFailed, DeadlineExceeded, ProtocolError, StreamCut, Unavailable)
 _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 5.0
 

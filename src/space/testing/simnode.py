@@ -57,15 +57,18 @@ class SimNode:
         self.sandboxes: dict[str, SimSandbox] = {}
         self.created = 0
         self.deleted: list[str] = []
+        self.held_execs = 0
         self.killed = 0  # processes whose stream was reset
         self.open_trees = 0
         self.refuse_create: SpaceError | None = None
         self.fail_create: str | None = None  # the phase becomes failed, with this reason
         self.hold_create: asyncio.Event | None = None  # creates stop at `preparing` until it is set
+        self.hold_exec: asyncio.Event | None = None  # starts do not begin until it is set
         self.hold_delete: asyncio.Event | None = None
         self.lie_about_trees = False
         self.break_tree_after: int | None = None  # a download is reset after so many bytes
         self.processes: dict[str, dict[str, SimProcess]] = {}  # by sandbox, also of those that are gone
+        self.forgotten: set[str] = set()  # processes
         self._pid = 4241
         self._revision = 0
         self._watchers: set[asyncio.Queue[api.SandboxState]] = set()
@@ -189,7 +192,9 @@ class SimNode:
         await stream.send_message(api.NodeInfo(self.isolation, "sim", list(self.templates), len(self.sandboxes), 10_000, 1 << 20, 0))
 
     async def _list(self, stream: Stream, _: bytes) -> None:
-        await stream.send_message(api.SandboxList([self._state(there, there.phase) for there in self.sandboxes.values()]))
+        found = list(self.sandboxes.values())
+        for at in range(0, len(found) or 1, 2):  # more than one message, as many sandboxes make
+            await stream.send_message(api.SandboxList([self._state(there, there.phase) for there in found[at : at + 2]]))
 
     async def _watch(self, stream: Stream, request: bytes) -> None:
         """Of the node's sandboxes; of files when the request names a sandbox."""
@@ -260,12 +265,19 @@ class SimNode:
 
     async def _exec(self, stream: Stream, request: bytes) -> None:
         asked = msgspec.msgpack.decode(request, type=api.Exec)
+        if self.hold_exec is not None:
+            self.held_execs += 1
+            await self.hold_exec.wait()
         there = self._find(asked.sandbox)
         kept = self.processes.setdefault(asked.sandbox, {})
         if not asked.process:
             asked = msgspec.structs.replace(asked, process=new_process_id())
-        if asked.process in kept:
-            raise Conflict(f"process {asked.process} is there already")
+        first = kept.get(asked.process)
+        if first is not None and asked.named and not asked.attach and first.is_of(asked):
+            await stream.send_message(api.Started(first.pid, asked.process))
+            return
+        if first is not None or asked.process in self.forgotten:
+            raise Conflict(f"process {asked.process} is there already, or was deleted")
         simprocesses.check(asked)
         self._pid += 1
         process = kept[asked.process] = SimProcess(asked, self._pid)
@@ -326,6 +338,7 @@ class SimNode:
 
     async def _forget(self, stream: Stream, request: bytes) -> None:
         asked = msgspec.msgpack.decode(request, type=api.ProcessTarget)
+        self.forgotten.add(asked.process)
         process = self.processes.get(asked.sandbox, {}).pop(asked.process, None)
         if process is not None:
             process.end(signal=9)

@@ -106,6 +106,10 @@ class SimProcess:
     def state(self) -> str:
         return "running" if self.ended_us is None else "lost" if self.reason is not None else "exited"
 
+    def is_of(self, asked: api.Exec) -> bool:
+        """Whether this request has made it."""
+        return msgspec.structs.replace(asked, request_id="") == msgspec.structs.replace(self.asked, request_id="")
+
     async def news(self) -> None:
         """Until something has changed."""
         waiter = asyncio.get_running_loop().create_future()

@@ -87,13 +87,15 @@ def test_wrong_arguments_of_a_log_call_end_nothing(file: tuple[Path, int], monke
     assert [json.loads(line)["message"] for line in file[0].read_text().splitlines()] == ["goes on"]
 
 
-def test_text_is_as_it_was(file: tuple[Path, int]) -> None:
+def test_text_names_the_request_in_services_that_have_requests(file: tuple[Path, int]) -> None:
     path, descriptor = file
     logger(logs.Handler("control", "text", descriptor)).info("a")
     logger(logs.Handler("node", "text", descriptor)).info("b")
-    control, node = path.read_text().splitlines()
+    logger(logs.Handler("other", "text", descriptor)).info("c")
+    control, node, other = path.read_text().splitlines()
     assert re.fullmatch(r"[-\d]+ [:\d,]+ INFO space\.test - a", control)
-    assert re.fullmatch(r"[-\d]+ [:\d,]+ INFO space\.test b", node)
+    assert re.fullmatch(r"[-\d]+ [:\d,]+ INFO space\.test - b", node)
+    assert re.fullmatch(r"[-\d]+ [:\d,]+ INFO space\.test c", other)
 
 
 def test_a_log_that_has_grown_keeps_its_newer_half_in_whole_lines(file: tuple[Path, int]) -> None:

@@ -21,18 +21,41 @@ from space.testing.simcontrol import World, dialogue, until
 @dialogue()
 async def test_a_process_in_the_background_runs_on_and_is_told_whole(world: World) -> None:
     sandbox = await world.create()
+    world.client.headers["x-request-id"] = "mine-7"
     process = await start(world, sandbox, "cat", stdin_open=True, cwd="/tmp", user="root", env={"A": "b"}, timeout_ms=60_000)
     found = await info(world, process)
     assert (found["state"], found["stdin"], found["argv"], found["cwd"], found["user"]) == ("running", "open", ["cat"], "/tmp", "root")
     assert (found["exit"], found["ended_at"], found["reason"], found["sandbox"]) == (None, None, None, sandbox)
     told = world.node.processes[sandbox][found["id"]].asked
     assert (told.attach, told.stdin, told.overflow, told.env, told.timeout_ms) == (False, True, "drop_oldest", {"A": "b"}, 60_000)
+    assert (told.request_id, told.named) == ("mine-7", False), "the node's log is found by the id that the client saw"
     answer = await world.client.post(process + "/stdin?close=1", content=b"hello")
     assert answer.json() == {"stdin_bytes": 5}
     await ended(world, process)
     found = await info(world, process)
     assert (found["state"], found["exit"]["code"], found["exit"]["stdout_bytes"], found["stdin_bytes"]) == ("exited", 0, 5, 5)
     assert found["ended_at"] >= found["started_at"]
+
+
+@dialogue()
+async def test_a_start_with_the_clients_own_id_is_done_once(world: World) -> None:
+    path = f"/v1/sandboxes/{await world.create()}/processes"
+    asked = {"argv": ["cat"], "stdin_open": True, "env": {"A": "1", "B": "2"}, "id": "pr-00000000000000aa"}
+    answers = await asyncio.gather(*(world.client.post(path, json=asked) for _ in range(5)))
+    assert [answer.status_code for answer in answers] == [201] * 5
+    assert {answer.json()["id"] for answer in answers} == {asked["id"]}
+    assert len((await world.client.get(path)).json()["processes"]) == 1
+    for more, params in (({"argv": ["sleep", "1"]}, {}), ({"env": {}}, {}), ({"user": "root"}, {}), ({}, {"stream": "1"})):
+        answer = await world.client.post(path, json=asked | more, params=params)
+        assert (answer.status_code, answer.json()["code"]) == (409, "conflict"), more
+    for _ in range(2):
+        assert (await world.client.delete(f"{path}/{asked['id']}")).status_code == 204
+        assert (await world.client.post(path, json=asked)).status_code == 409
+    assert (await world.client.delete(f"{path}/pr-00000000000000bb")).status_code == 204
+    assert (await world.client.post(path, json=asked | {"id": "pr-00000000000000bb"})).status_code == 409, "a start may come after its end"
+    for wrong in ("pr-1", "PR-00000000000000aa", "../../../etc/passwd", "pr-00000000000000aa\n", ""):
+        answer = await world.client.post(path, json=asked | {"id": wrong})
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid_argument"), wrong
 
 
 @dialogue()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -317,6 +319,62 @@ async def test_a_wrong_start_is_refused_and_leaves_nothing(tmp_path: Path) -> No
             await one.info(new_process_id())
         assert len(await one.list()) == 1
         assert len(one.guest.processes.kept) == 1
+
+
+async def test_a_start_with_an_id_of_the_clients_own_is_done_once_also_over_a_restart(tmp_path: Path) -> None:
+    async with lab(tmp_path) as one:
+        name = new_process_id()
+        asked: dict[str, Any] = {"stdin": True, "process": name, "named": True, "env": {"A": "1", "B": "2"}}
+        streams = [await one.open("cat", attach=False, **asked) for _ in range(5)]
+        ends = {(await drain(stream)).end for stream in streams}
+        assert len(ends) == 1
+        assert len(one.guest.processes.kept) == 1
+        await one.crash()
+        assert await one.start("cat", overflow="block", **asked | {"env": {}}) == name, "what the record does not hold is not compared"
+        for other in ({"stdin": False}, {"user": "root"}, {"attach": True}, {"named": False}):
+            stream = await one.open("cat", **{"attach": False} | asked | other)
+            with pytest.raises(Conflict, match="of another request"):
+                await drain(stream)
+        await one.forget(name)
+        with pytest.raises(Conflict, match="was deleted"):
+            await one.start("cat", **asked)
+
+
+async def test_a_start_is_compared_with_the_first_one_whole(tmp_path: Path) -> None:
+    async with lab(tmp_path) as one:
+        name = await one.start("cat", process=new_process_id(), named=True, env={"A": "1"}, stdin=True)
+        asked: dict[str, Any] = {"process": name, "named": True, "env": {"A": "1"}, "stdin": True}
+        for other in ({"env": {"A": "2"}}, {"timeout_ms": 5}, {"spool_bytes": 1 << 20}):
+            with pytest.raises(Conflict, match="of another request"):
+                await one.start("cat", **asked | other)
+
+
+async def test_a_deletion_that_overtakes_the_start_is_the_last_word(tmp_path: Path) -> None:
+    async with lab(tmp_path) as one:
+        late = new_process_id()
+        await one.forget(late)
+        with pytest.raises(Conflict, match="was deleted"):
+            await one.start("sleep", "60", process=late, named=True)
+        on_its_way = new_process_id()
+        stream = await one.open("sleep", "60", process=on_its_way, named=True, attach=False)
+        await one.forget(on_its_way)
+        with contextlib.suppress(SpaceError):
+            await drain(stream)
+        assert await one.list() == []
+        await until(lambda: not one.guest.processes.kept)
+
+
+async def test_a_start_with_an_id_of_the_clients_own_outlives_whoever_asked(tmp_path: Path) -> None:
+    async with lab(tmp_path) as one:
+        name = new_process_id()
+        stream = await one.open("sleep", "60", process=name, named=True, attach=False)
+        house = one.node.node.around.archive.find(one.sandbox)
+        await until(lambda: name in house._all)
+        await stream.reset("unavailable", "left")
+        await until(lambda: one.guest.processes.kept)
+        assert await one.start("sleep", "60", overflow="block", process=name, named=True) == name
+        assert (await one.info(name)).state == "running"
+        await one.forget(name)
 
 
 async def test_a_thousand_reattachments(tmp_path: Path) -> None:

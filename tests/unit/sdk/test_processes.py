@@ -50,14 +50,38 @@ def test_a_process_runs_on_its_own_and_is_found_again(server: MockServer, opened
     asyncio.run(scenario())
 
 
-def test_a_start_and_what_is_written_are_never_repeated(server: MockServer, opened: Opened) -> None:
+def test_a_start_whose_answer_was_lost_finds_its_process(server: MockServer, opened: Opened) -> None:
     async def scenario() -> None:
         async with opened(server) as sandbox:
             server.fail_next(Unavailable("away"), path="/processes", after=True)
-            with pytest.raises(Unavailable):
-                await sandbox.start(["cat"], stdin=True)
+            process = await sandbox.start(["cat"], stdin=True)
             (info,) = await sandbox.processes()
-            process = await sandbox.process(info.id)
+            assert (info.id, info.state) == (process.id, "running")
+
+    asyncio.run(scenario())
+
+
+def test_a_start_whose_outcome_stays_unknown_leaves_no_process_unless_its_id_was_given(server: MockServer, opened: Opened) -> None:
+    async def scenario() -> None:
+        async with opened(server) as sandbox:
+            for given in (None, "pr-0123456789abcdef"):
+                for _ in range(4):
+                    server.fail_next(StreamCut("cut"), path="/processes", after=True)
+                with pytest.raises(StreamCut):
+                    await sandbox.start(["cat"], stdin=True, process_id=given)
+                assert [info.id for info in await sandbox.processes()] == ([] if given is None else [given])
+            assert (await sandbox.start(["cat"], stdin=True, process_id=given)).id == given
+            with pytest.raises(Conflict):
+                await sandbox.start(["cat"], process_id=given)
+            assert len(await sandbox.processes()) == 1
+
+    asyncio.run(scenario())
+
+
+def test_what_is_written_is_never_repeated(server: MockServer, opened: Opened) -> None:
+    async def scenario() -> None:
+        async with opened(server) as sandbox:
+            process = await sandbox.start(["cat"], stdin=True)
             server.fail_next(Unavailable("away"), path="/stdin", after=True)
             with pytest.raises(Unavailable):
                 await process.write_stdin(b"once")

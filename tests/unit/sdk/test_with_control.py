@@ -47,6 +47,27 @@ def test_cancelling_a_command_kills_it(tmp_path: Path, real: Real) -> None:
     asyncio.run(scenario())
 
 
+def test_a_cancelled_start_leaves_no_process_however_late_it_arrives(tmp_path: Path, real: Real) -> None:
+    async def scenario() -> None:
+        async with real(tmp_path) as (world, client), await AsyncSandbox.create(client=client) as sandbox:
+            for start in (sandbox.start, sandbox.shell):
+                world.node.hold_exec = asyncio.Event()
+                world.node.held_execs = 0
+                task: asyncio.Task[object] = asyncio.create_task(start(["sleep", "1000"]))
+                await until(lambda: world.node.held_execs)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                world.node.hold_exec.set()
+                world.node.hold_exec = None
+                await sandbox.run(["true"])
+                assert await sandbox.processes(state="running") == []
+            process = await sandbox.start(["cat"], stdin=True)
+            await process.delete()
+
+    asyncio.run(scenario())
+
+
 def test_a_sandbox_that_dies_during_a_command_is_a_typed_error(tmp_path: Path, real: Real) -> None:
     async def scenario() -> None:
         async with real(tmp_path) as (_, client), await AsyncSandbox.create(client=client) as sandbox:

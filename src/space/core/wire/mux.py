@@ -137,6 +137,10 @@ class Mux:
         """The largest payload of a frame on this stream."""
         return self._layout[self.pipe_of(stream)].limit
 
+    def lives(self, stream: int) -> bool:
+        """Whether the stream has not ended."""
+        return stream in self._flows
+
     def pipe_of(self, stream: int) -> int:
         """The pipe that the stream lives on."""
         return self._flow(stream).pipe

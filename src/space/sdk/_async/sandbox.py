@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 import httpx
 
 from space.model.errors import Gone, InvalidArgument, NotFound, SpaceError, StreamCut
+from space.model.ids import new_process_id
 from space.model.process import ProcessInfo, ProcessState, PtySize
 from space.model.sandbox import DEFAULT_CPUS, DEFAULT_DISK_MIB, DEFAULT_MEMORY_MIB, DEFAULT_TEMPLATE, IdlePolicy, SandboxInfo
 from space.sdk.answers import Metrics, MetricsHistory, TreeSummary, metrics_history, process_info, process_infos, record, sandbox_info
@@ -28,15 +29,19 @@ from space.sdk.request import (
     Sink,
     Stdin,
     checked_size,
+    download_target,
+    idle_rule,
     process_document,
     process_request,
     segment,
     stdin_bytes,
+    tree_query,
     upload_place,
 )
+from space.sdk.retry import UNDECIDED
 
 from ._wait import invoke, offload, sleep
-from .client import HEARTBEAT_LIMIT_SECONDS, AsyncClient
+from .client import ABANDON_SECONDS, HEARTBEAT_LIMIT_SECONDS, AsyncClient, abandon
 from .files import AsyncFiles
 from .forward import AsyncForward
 from .ports import AsyncConnection
@@ -44,7 +49,6 @@ from .process import AsyncProcess
 from .terminal import AsyncTerminal
 
 CREATE_SECONDS = 330.0  # a cold boot in a queue of boots; the server gives up after 300 s
-ABANDON_SECONDS = 10.0
 SETTLE_SECONDS = 0.2
 TREE_SECONDS = 150.0  # between two pieces of a tree; the server gives up after 120 s
 
@@ -100,7 +104,7 @@ class AsyncSandbox:
         """
         spec: dict[str, Any] = {"template": template, "cpus": cpus, "memory_mib": memory_mib, "disk_mib": disk_mib}
         spec |= {"env": dict(env or {}), "metadata": dict(metadata or {})} | ({} if ttl_seconds is None else {"ttl_seconds": ttl_seconds})
-        spec |= ({} if idle is None else {"idle": _idle(idle)}) | ({} if on_timeout == "delete" else {"on_timeout": on_timeout})
+        spec |= ({} if idle is None else {"idle": idle_rule(idle)}) | ({} if on_timeout == "delete" else {"on_timeout": on_timeout})
         headers = {"idempotency-key": idempotency_key or secrets.token_hex(16)}
         used = client or AsyncClient(api_url=api_url, api_key=api_key, transport=transport)
         try:
@@ -108,7 +112,7 @@ class AsyncSandbox:
             return cls(used, sandbox_info(answer), owns_client=client is None, deletes=True)
         except BaseException as error:
             if not isinstance(error, Exception):
-                await _abandon(used, spec, headers)
+                await abandon(used, spec, headers)
             if client is None:
                 await used.aclose()
             raise
@@ -196,7 +200,7 @@ class AsyncSandbox:
         """
         wanted: dict[str, Any] = {} if ttl_seconds is None else {"ttl_seconds": ttl_seconds}
         wanted |= ({} if metadata is None else {"metadata": dict(metadata)}) | ({} if on_timeout is None else {"on_timeout": on_timeout})
-        wanted |= {} if isinstance(idle, Keep) else {"idle": None if idle is None else _idle(idle)}
+        wanted |= {} if isinstance(idle, Keep) else {"idle": None if idle is None else idle_rule(idle)}
         headers = None if revision is None else {"if-match": f'"{revision}"'}
         # Without a revision a second arrival changes nothing but the moment from which the time to live counts.
         answer = await self._client.call("PATCH", self._path, json=wanted, headers=headers, repeatable=revision is None)
@@ -295,6 +299,7 @@ class AsyncSandbox:
         stdin: bool = False,
         overflow: Literal["block", "drop_oldest"] = "drop_oldest",
         spool_bytes: int | None = None,
+        process_id: str | None = None,
     ) -> AsyncProcess:
         """Start a process that lives on when nobody listens; returns when it runs.
 
@@ -303,14 +308,26 @@ class AsyncSandbox:
         unless given); beyond that the oldest is dropped and told as a `Gap`, or with overflow="block" the process waits while somebody is
         attached who has not read it.
 
-        Raises NotFound (no such program or sandbox), InvalidArgument, NoCapacity. Never repeated: after StreamCut it may run all the same,
-        and `processes` tells.
+        The request carries the process's id (a random one unless given: `pr-` and 16 hex digits), so a repeat after a lost answer makes no
+        second process. When the call is cancelled (or Ctrl-C comes), or its outcome is unknown in the end, the process that may be on its
+        way is deleted, unless its id was given: then a repeat of the call finds it.
+
+        Raises NotFound (no such program or sandbox), InvalidArgument, NoCapacity, Conflict (another process has that id).
         """
         size = None if pty is None else checked_size(pty.rows, pty.cols)
-        more = {"pty": size, "stdin_open": True if stdin else None, "overflow": overflow, "spool_bytes": spool_bytes}
+        name = process_id or new_process_id()
+        more = {"id": name, "pty": size, "stdin_open": True if stdin else None, "overflow": overflow, "spool_bytes": spool_bytes}
         body = process_document(command, cwd=cwd, env=env, user=user, timeout=timeout, **more)
-        answer = await self._client.call("POST", f"{self._path}/processes", content=body, headers={"content-type": "application/json"})
-        return AsyncProcess(self._client, self.id, process_info(answer))
+        path, headers = f"{self._path}/processes", {"content-type": "application/json"}
+        try:
+            answer = await self._client.call("POST", path, content=body, headers=headers, repeatable=True)
+            return AsyncProcess(self._client, self.id, process_info(answer))
+        except BaseException as error:
+            if process_id is None and (not isinstance(error, SpaceError) or isinstance(error, UNDECIDED)):
+                # A start that arrives behind this is refused, so it matters not which of the two is quicker.
+                with suppress(SpaceError):
+                    await self._client.call("DELETE", f"{path}/{name}", seconds=ABANDON_SECONDS, repeatable=False)
+            raise
 
     async def processes(self, state: ProcessState | None = None) -> builtins.list[ProcessInfo]:
         """The processes that were started in it, oldest first, ended ones too as long as the server keeps them."""
@@ -431,7 +448,7 @@ class AsyncSandbox:
                 yield piece
 
         headers = {"content-type": "application/x-tar"}
-        params = _place(guest_path, user)
+        params = tree_query(guest_path, user)
         path = f"{self._path}/tree"
         async with self._client.stream("PUT", path, params=params, content=body(), headers=headers, seconds=TREE_SECONDS) as response:
             await response.aread()
@@ -467,37 +484,8 @@ class AsyncSandbox:
 
     async def get_tar(self, guest_path: str, *, user: str | None = None) -> AsyncGenerator[bytes, None]:
         """The tar stream of a file or directory, in pieces, as the guest wrote it: do not unpack it with a tool that trusts it."""
-        params = _place(guest_path, user)
+        params = tree_query(guest_path, user)
         headers = {"accept": "application/x-tar"}
         async with self._client.stream("GET", f"{self._path}/tree", params=params, headers=headers, seconds=TREE_SECONDS) as response:
             async for piece in self._client.pieces(response, TREE_SECONDS):
                 yield piece
-
-
-async def _abandon(client: AsyncClient, spec: Mapping[str, Any], headers: Mapping[str, str]) -> None:
-    """Delete the sandbox of a create that nobody waits for any more: its idempotency key tells its id at once.
-
-    What cannot be reached now ends by its time-to-live.
-    """
-    with suppress(SpaceError):
-        answer = await client.call("POST", "/v1/sandboxes", params={"wait": "false"}, json=spec, headers=headers, seconds=ABANDON_SECONDS)
-        await client.call("DELETE", f"/v1/sandboxes/{segment(sandbox_info(answer).id)}", seconds=ABANDON_SECONDS, repeatable=False)
-
-
-def _idle(policy: IdlePolicy) -> dict[str, Any]:
-    return {"seconds": policy.seconds, "action": policy.action}
-
-
-def download_target(local_path: str | Path, guest_path: str) -> Path:
-    """Where a download goes: into a directory that is there, else to that very name."""
-    local = Path(local_path)
-    if str(local_path).endswith("/") or local.is_dir():
-        name = posixpath.basename(posixpath.normpath(guest_path))
-        return local / (name if name not in ("", ".", "..", "/") else "root")
-    return local.absolute()
-
-
-def _place(guest_path: str, user: str | None) -> dict[str, str]:
-    if not guest_path:
-        raise InvalidArgument("the guest path is empty")
-    return {"path": guest_path} | ({"user": user} if user is not None else {})

@@ -10,7 +10,7 @@ import json as jsonlib
 import random
 import ssl
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +35,7 @@ from ._wait import sleep
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
 HEARTBEAT_LIMIT_SECONDS = 30.0  # the server sends a heartbeat every 5 s
+ABANDON_SECONDS = 10.0
 MAX_LINE = 4 << 20
 # Every command, output or watch that is open holds a connection: httpx's own limit of 100 would make the next one wait for nothing.
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=15.0)
@@ -312,6 +313,16 @@ class Client:
         if self.endpoint.is_tls and self._tls is None:
             self._tls = httpx.create_ssl_context()  # the authorities that requests trust
         return WebSocket.open(self.endpoint, path, params or {}, dial=self._dial, tls=self._tls, subprotocol=subprotocol)
+
+
+def abandon(client: Client, spec: Mapping[str, Any], headers: Mapping[str, str]) -> None:
+    """Delete the sandbox of a create that nobody waits for any more: its idempotency key tells its id at once.
+
+    What cannot be reached now ends by its time-to-live.
+    """
+    with suppress(SpaceError):
+        answer = client.call("POST", "/v1/sandboxes", params={"wait": "false"}, json=spec, headers=headers, seconds=ABANDON_SECONDS)
+        client.call("DELETE", f"/v1/sandboxes/{segment(sandbox_info(answer).id)}", seconds=ABANDON_SECONDS, repeatable=False)
 
 
 class _ours:  # noqa: N801  # reads as a statement

@@ -81,8 +81,12 @@ def perform(program: Program, process: Process) -> Generator[tuple[str, bytes], 
 class MockProcess:
     """A process that is kept: its output with offsets, its input, how it ended. `changed` wakes whoever waits for any of it."""
 
-    def __init__(self, sandbox: str, process: Process, *, stdin_open: bool, spool_bytes: int | None = None) -> None:
-        self.id = new_process_id()
+    def __init__(
+        self, sandbox: str, process: Process, *, stdin_open: bool, spool_bytes: int | None = None, wanted: Mapping[str, Any] | None = None
+    ) -> None:
+        """wanted: the request."""
+        self.wanted = dict(wanted or {})
+        self.id: str = self.wanted.get("id") or new_process_id()
         self.sandbox = sandbox
         self.process = process
         self.changed = threading.Condition()

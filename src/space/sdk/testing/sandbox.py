@@ -42,6 +42,7 @@ class MockSandbox:
     files: dict[str, bytes] = field(default_factory=dict)
     members: dict[str, tarfile.TarInfo] = field(default_factory=dict)
     processes: dict[str, MockProcess] = field(default_factory=dict)
+    deleted_processes: set[str] = field(default_factory=set)
     closed: int = 0
     expires_at: float | None = None
     tree: MockFiles = field(init=False)
@@ -157,6 +158,7 @@ class Routes:
                 found = [process.document() for process in sandbox.processes.values()]
                 return answer({"processes": [one for one in found if params.get("state") in (None, one["state"])]})
             case "DELETE", [process_id]:
+                sandbox.deleted_processes.add(process_id)
                 deleted = sandbox.processes.pop(process_id, None)
                 if deleted is not None:
                     deleted.lose("deleted by request")
@@ -170,10 +172,14 @@ class Routes:
         for field_name in ("stdin", "stdin_base64"):
             if field_name in wanted:
                 raise InvalidArgument(f"{field_name}: a process in the background takes none with its request", hint="give stdin_open")
+        first = sandbox.processes.get(wanted.get("id", ""))
+        if first is not None and first.wanted == wanted:
+            return answer(first.document(), 201)
+        _unknown(sandbox, wanted)
         program, process = self._programs.find(_process_of(sandbox, wanted, b""))
         stdin_open = bool(wanted.get("stdin_open")) or process.pty is not None
         spool = wanted.get("spool_bytes") if wanted.get("overflow") != "block" else None
-        record = MockProcess(sandbox.id, process, stdin_open=stdin_open, spool_bytes=spool)
+        record = MockProcess(sandbox.id, process, stdin_open=stdin_open, spool_bytes=spool, wanted=wanted)
         sandbox.processes[record.id] = record
         record.start(program)
         return answer(record.document(), 201)
@@ -186,8 +192,10 @@ class Routes:
             body, stdin = body[4 : 4 + length], body[4 + length :]
         elif kind != "application/json":
             raise Unsupported(f"a process is {PROCESS_MEDIA_TYPE} or application/json, not {kind}")
-        program, process = self._programs.find(_process_of(sandbox, json.loads(body), stdin))
-        record = MockProcess(sandbox.id, process, stdin_open=False)
+        wanted = json.loads(body)
+        _unknown(sandbox, wanted)
+        program, process = self._programs.find(_process_of(sandbox, wanted, stdin))
+        record = MockProcess(sandbox.id, process, stdin_open=False, wanted={"id": wanted.get("id"), "stream": True})
         sandbox.processes[record.id] = record
 
         def left() -> None:
@@ -203,6 +211,12 @@ def known_process(sandbox: MockSandbox, process_id: str) -> MockProcess:
     if process is None:
         raise NotFound(f"there is no process {process_id} in sandbox {sandbox.id}")
     return process
+
+
+def _unknown(sandbox: MockSandbox, wanted: Mapping[str, Any]) -> None:
+    """Conflict when the id that the client chose is taken, or was deleted."""
+    if wanted.get("id") in {*sandbox.processes, *sandbox.deleted_processes}:
+        raise Conflict(f"sandbox {sandbox.id} has, or had, a process {wanted['id']}", hint="take another id")
 
 
 def _process_of(sandbox: MockSandbox, wanted: Mapping[str, Any], stdin: bytes) -> Process:
