@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import cast
 
 from space.core.policy.names import NameRefused, canon
 from space.core.policy.synthetic import NoAddress
@@ -92,8 +93,7 @@ class _Udp(asyncio.DatagramProtocol):
         self._transport: asyncio.DatagramTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.DatagramTransport)
-        self._transport = transport
+        self._transport = cast("asyncio.DatagramTransport", transport)
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         try:
@@ -113,10 +113,9 @@ class _Tcp(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
         if not self._server.join(self):
-            transport.abort()
+            self.close()
             return
         self._timer = asyncio.get_running_loop().call_later(self._server.idle, self.close)
 

@@ -115,7 +115,7 @@ class HttpSession(Stage):
         if self._held:
             self.guest.hold(Peer.QUEUE)
         if self.upstream is None or judged.verdict.ask:
-            self._dial(exchange)
+            self.start(self._prepare(exchange))
         else:
             exchange.reused = True
             self._forward(exchange, self.upstream)
@@ -134,10 +134,6 @@ class HttpSession(Stage):
             self._to_upstream(exchange, self.upstream, out)
 
     # -- toward the upstream -------------------------------------------------------------------------------------------
-
-    def _dial(self, exchange: Exchange) -> None:
-        self.guest.hold(Peer.WAIT)
-        self.start(self._prepare(exchange))
 
     async def _prepare(self, exchange: Exchange) -> None:
         verdict = exchange.verdict
@@ -161,7 +157,6 @@ class HttpSession(Stage):
         if ruling.generation != exchange.generation:
             self.rejudge(ruling.stack)
         if self._exchange is exchange and not self.reason:
-            self.guest.release(Peer.WAIT)
             self._forward(exchange, upstream)
 
     async def _agree(self, exchange: Exchange) -> None:
@@ -302,8 +297,8 @@ class HttpSession(Stage):
                 self.finish()
             elif exchange is not None and exchange.tunnel is not None:
                 self.cut("")
-            elif exchange is not None and not exchange.body.ended:
-                self.cut("guest_cut")
+            elif exchange is not None and (self.flow.secure or not exchange.body.ended):
+                self.cut("guest_gone")  # in the clear some say their last and still listen; in TLS nobody does
         elif peer is self.upstream:
             clean = peer.tls is None or peer.tls.ended
             self.upstream_ended(exchange, clean=clean)
@@ -319,7 +314,7 @@ class HttpSession(Stage):
         elif exchange.reply is None:
             if exchange.repeatable:
                 exchange.again()
-                self._dial(exchange)
+                self.start(self._prepare(exchange))
             else:
                 self._answer(exchange, Refused(502, "upstream_closed", error="upstream_failed"))
         else:
@@ -383,7 +378,6 @@ class HttpSession(Stage):
         if exchange.reply is not None or exchange.tunnel is not None:
             self.cut(refused.reason)
             return
-        self.guest.release(Peer.WAIT)
         self._refuse(exchange, refused)
         self._pump()
 

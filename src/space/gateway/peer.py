@@ -43,7 +43,7 @@ class Peer(asyncio.Protocol):
     """address: of the other end, where somebody set it. taken, given: bytes on the wire so far. full: what was sent waits. gone: it has
     no transport any more.
 
-    Reading stops while anybody holds it; each who holds has a bit of its own.
+    Reading stops while anybody holds it; each who holds has a bit. What comes all the same while somebody WAITs is kept for them.
     """
 
     PRESSURE, QUEUE, WAIT = 1, 2, 4  # the other side is full; later requests wait; nothing to do with data yet
@@ -59,6 +59,7 @@ class Peer(asyncio.Protocol):
         self._sock = sock
         self._holds = 0
         self._eof = False
+        self._early = b""
         self._transport: asyncio.Transport | None = None
 
     # -- what the owner does ---------------------------------------------------------------------------------------
@@ -89,6 +90,12 @@ class Peer(asyncio.Protocol):
         held, self._holds = self._holds, self._holds & ~who
         if held and not self._holds and self._transport is not None and not self._eof:
             self._transport.resume_reading()
+        if held & self.WAIT & ~self._holds:
+            early, self._early = self._early, b""
+            if early and not self.finishing:
+                self._take(early)
+            if self._eof and not self.finishing:
+                self._end()
 
     @property
     def held(self) -> bool:
@@ -110,10 +117,12 @@ class Peer(asyncio.Protocol):
 
     def finish(self) -> None:
         """Let it take what was sent, then close. What it still sends is read and dropped: closing on it would take the answer back."""
-        if self._transport is None or self.finishing:
+        if self.finishing:
             return
         self.end()
         self.finishing = True
+        if self._transport is None:
+            return
         if self._eof:
             self._transport.close()
         else:
@@ -123,12 +132,11 @@ class Peer(asyncio.Protocol):
 
     def abort(self, *, reset: bool = False) -> None:
         """Close at once. reset: so that the peer sees that something is wrong."""
-        if self._transport is None:
-            return
         self.finishing = True
-        if reset:
+        if reset and not self.gone:
             reset_on_close(self._sock)
-        self._transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
 
     def secure(self, tls: Tls, first: bytes) -> None:
         """Speak TLS from here on. first: what was read already."""
@@ -139,6 +147,9 @@ class Peer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        if self.finishing:  # its owner was done with it before it began
+            self._transport.abort()
+            return
         self._transport.set_write_buffer_limits(high=HIGH_WATER)
         if self._holds:
             self._transport.pause_reading()
@@ -150,18 +161,28 @@ class Peer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.taken += len(data)
-        if not self.finishing:
+        if self.finishing:
+            return
+        if self._holds & self.WAIT:  # uvloop begins to read after connection_made, whatever was said there
+            self._early += data
+            assert self._transport is not None
+            self._transport.pause_reading()
+        else:
             self._take(data)
 
     def eof_received(self) -> bool:
         self._eof = True
         if self.finishing:
             return False
+        if not self._holds & self.WAIT:
+            self._end()
+        return True
+
+    def _end(self) -> None:
         try:
             self.owner.ended(self)
         except Exception as error:  # noqa: BLE001
             self.owner.failed(self, error)
-        return True
 
     def pause_writing(self) -> None:
         self._press(True)

@@ -7,6 +7,7 @@ import socket
 
 from space.gateway.connection import Connection
 from space.gateway.dnsserver import Responder
+from space.gateway.peer import reset_on_close
 from space.gateway.shared import Shared, log
 from space.gateway.surroundings import Surroundings
 
@@ -30,15 +31,17 @@ class Worker:
         """Serve an accepted connection, whose socket is the worker's from here on. Returns when it has begun or was refused; never raises
         but when cancelled: a connection that fails is closed and recorded.
         """
-        sock.setblocking(False)
-        connection = Connection(self.shared, sock, self._gone)
-        self._connections.add(connection)
-        self.shared.counts.connections += 1
-        self._wake()
         try:
+            sock.setblocking(False)
+            connection = Connection(self.shared, sock, self._gone)
+            self._connections.add(connection)
+            self.shared.counts.connections += 1
+            self._wake()
             await connection.begin()
         except Exception:  # noqa: BLE001 - it is logged, and what it was about is over
             log.exception("a connection of %s failed at its beginning", self.shared.around.sandbox)
+            reset_on_close(sock)
+            sock.close()
 
     def changed(self) -> None:
         """The policy is another one: whoever knows says so, and need not wait for the next sweep."""
@@ -61,19 +64,15 @@ class Worker:
         self._flush()
 
     def _sweep(self) -> None:
-        shared = self.shared
         self._timer = None
         try:
-            if shared.around.ruling().generation != self._generation:
+            if self.shared.around.ruling().generation != self._generation:
                 self.changed()
-        except Exception as error:  # noqa: BLE001 - without a policy nothing is allowed
+            now = self.shared.clock()
             for connection in tuple(self._connections):
-                connection.fail(error)
-        now = shared.clock()
-        for connection in tuple(self._connections):
-            try:
                 connection.sweep(now)
-            except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - without policy and time nothing is allowed
+            for connection in tuple(self._connections):
                 connection.fail(error)
         self._flush()
         if self._connections:
