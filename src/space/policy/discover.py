@@ -11,6 +11,7 @@ import re
 import shutil
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from space.core.policy.discovery import Finding, Place, Want, links_of, preset_t
 from space.core.policy.presets import load_preset
 from space.host.process import ProcessFailed, run
 from space.policy.fetch import Access, FetchFailed, Page, get
+from space.policy.overheard import overheard
 
 _MOST_TEXT = 1 << 20
 # What a page of one project is asked for: the manager's own, which every whole mirror has.
@@ -159,17 +161,12 @@ def _cargo(machine: Machine) -> tuple[Finding, list[_Look]]:
     folders = [folder / ".cargo" for folder in (machine.directory, *machine.directory.parents)]
     texts = [machine.text(folder / "config.toml") or machine.text(folder / "config") for folder in dict.fromkeys([*folders, home])]
     configs = [_cargo_variables(machine.environment), *map(_toml, texts)]
-    cached = {}
-    for file in sorted(home.glob("registry/index/*/config.json")):
-        match = re.fullmatch(r"(.+)-[0-9a-f]{16}", file.parent.name)
-        if match is not None:
-            cached[match[1]] = _json(machine.text(file))
-    found = managers.cargo(configs, cached)
-    if shutil.which("cargo", path=machine.environment.get("PATH")) is None:
-        found = replace(found, notes=("cargo is not installed here: its files alone were read", *found.notes))
     http: dict[str, Any] = next((config["http"] for config in configs if isinstance(config.get("http"), dict)), {})
     proxy, authorities = http.get("proxy"), machine.environment.get("CARGO_HTTP_CAINFO") or http.get("cainfo")
     access = Access(proxy if isinstance(proxy, str) else None, authorities if isinstance(authorities, str) else None)
+    found = managers.cargo(configs, _cargo_defaults(machine, home, access))
+    if shutil.which("cargo", path=machine.environment.get("PATH")) is None:
+        found = replace(found, notes=("cargo is not installed here: its files alone were read", *found.notes))
 
     def links(where: Place) -> Sequence[Want]:
         page = machine.fetch(where.url("/config.json"), access, accept="application/json")
@@ -180,6 +177,31 @@ def _cargo(machine: Machine) -> tuple[Finding, list[_Look]]:
         return [*links_of(page.visited[1:], ""), *wants]
 
     return found, [(want.place, links) for want in found.wants if re.match(r"source|registry", want.why) and want.place.usable]
+
+
+def _cargo_defaults(machine: Machine, home: Path, access: Access) -> list[managers.DefaultIndex]:
+    """The index that cargo uses by itself: what it would connect to, or what is in its cache."""
+    cached: dict[str, Any] = {}
+    for file in sorted(home.glob("registry/index/*/config.json")):
+        match = re.fullmatch(r"(.+)-[0-9a-f]{16}", file.parent.name)
+        if match is not None:
+            cached[f"https://{match[1]}"] = _json(machine.text(file))
+    path = shutil.which("cargo", path=machine.environment.get("PATH"))
+    argv = [path or "", "search", "--limit", "1", "space"]
+    once = {**machine.environment, "CARGO_NET_RETRY": "0"}
+    asked = overheard(argv, once, proxy="CARGO_HTTP_PROXY", home="CARGO_HOME") if path is not None else []
+    origins = [f"https://{host}" + (f":{port}" if port != 443 else "") for host, port in asked[:1]] or list(cached)
+    return [_cargo_default(machine, origin, cached.get(origin), access) for origin in origins]
+
+
+def _cargo_default(machine: Machine, origin: str, cached: Any, access: Access) -> managers.DefaultIndex:
+    if not machine.offline:
+        with suppress(FetchFailed):
+            page = machine.fetch(f"{origin}/config.json", access, accept="application/json")
+            config = _json(page.body.decode(errors="replace"))
+            if "dl" in config:
+                return managers.DefaultIndex(origin, config, rooted=True)
+    return managers.DefaultIndex(origin, cached)
 
 
 def _cargo_variables(environment: Mapping[str, str]) -> dict[str, Any]:

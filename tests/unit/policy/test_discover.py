@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import threading
@@ -20,6 +21,7 @@ from space.core.policy.presets import load_preset
 from space.policy.discover import MANAGERS, Machine, discover, preset
 from space.policy.fetch import Access, FetchFailed, Page, get
 from space.policy.files import write
+from space.policy.overheard import connect_of, overheard
 
 CANARY = "q7Xk2Vt9Lm4Zr8Wd1B"
 
@@ -115,15 +117,60 @@ def test_cargo_reads_its_files_from_the_directory_upwards(machine: Machine, tmp_
     assert sorted(rules(found)) == ["https://env.example.com:443", "https://home.example.com:443", "https://near.example.com:443"]
 
 
-def test_cargo_without_configuration_is_known_by_its_cache_alone(machine: Machine, tmp_path: Path) -> None:
-    assert "there is no rule for it" in preset_text(discover("cargo", machine))
+def test_cargo_that_is_not_installed_is_known_by_its_cache_alone(machine: Machine, tmp_path: Path) -> None:
+    bare = with_variables(machine, PATH=str(tmp_path / "none"))
+    assert "there is no rule for it" in preset_text(discover("cargo", bare))
     kept = tmp_path / "cargo/registry/index/index.example.com-0123456789abcdef"
     kept.mkdir(parents=True)
     (kept / "config.json").write_text('{"dl": "https://dl.example.com/crates"}')
-    assert rules(discover("cargo", machine)) == {
+    assert rules(discover("cargo", bare)) == {
         "https://index.example.com:443": ["/**"],
         "https://dl.example.com:443": ["/crates/*/*/download"],
     }
+
+
+@needs("cargo")
+def test_cargo_is_overheard_when_no_file_names_its_index(machine: Machine) -> None:
+    here = with_variables(machine, HOME=os.environ.get("HOME", "/"))  # where rustup keeps the cargo that its shim runs
+    (host,) = rules(discover("cargo", here))
+    assert host.startswith("https://")
+
+
+def test_only_who_knows_the_word_is_heard() -> None:
+    word = "0123456789abcdef"
+    credential = base64.b64encode(f"space:{word}".encode()).decode()
+    head = f"CONNECT index.example.com:443 HTTP/1.1\r\nHost: x\r\nProxy-Authorization: Basic {credential}\r\n\r\n".encode()
+    assert connect_of(head, word) == ("index.example.com", 443)
+    for other in (
+        b"",
+        head.replace(b"CONNECT", b"GET"),
+        head.replace(b"Basic ", b"Basic x"),
+        head.replace(b".com:443", b".com:x"),
+        head[:40],
+    ):
+        assert connect_of(other, word) is None
+    assert connect_of(head, "another") is None
+    assert connect_of(head.replace(credential.encode(), credential.swapcase().encode()), word) is None
+
+
+def test_a_program_that_connects_to_nothing_is_waited_for_and_others_are_not_heard(tmp_path: Path) -> None:
+    script = tmp_path / "program"
+    # One CONNECT with the word of the variable, one without.
+    script.write_text(
+        "#!/usr/bin/env python3\nimport base64, os, socket, urllib.parse\n"
+        "at = urllib.parse.urlsplit(os.environ['MY_PROXY'])\n"
+        "for word, host in (('no', 'evil.example.net'), (at.password, 'index.example.com')):\n"
+        "    with socket.create_connection((at.hostname, at.port)) as s:\n"
+        "        auth = base64.b64encode(f'space:{word}'.encode()).decode()\n"
+        "        s.sendall(f'CONNECT {host}:443 HTTP/1.1\\r\\nProxy-Authorization: Basic {auth}\\r\\n\\r\\n'.encode())\n"
+        "        assert s.recv(1) == b''\n"
+        "assert os.listdir(os.environ['MY_HOME']) == []\n"
+    )
+    script.chmod(0o755)
+    assert overheard([str(script)], os.environ, proxy="MY_PROXY", home="MY_HOME") == [("index.example.com", 443)]
+    assert overheard(["/bin/true"], os.environ, proxy="MY_PROXY", home="MY_HOME") == []
+    assert overheard(["/nonexistent"], os.environ, proxy="MY_PROXY", home="MY_HOME") == []
+    assert not [one for one in threading.enumerate() if one.name == "overheard"]
 
 
 @needs("go")

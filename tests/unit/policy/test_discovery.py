@@ -200,7 +200,7 @@ def test_cargo_sources_and_registries() -> None:
         '[registries.own]\nindex = "sparse+https://no.example.com/"\n[registries.old]\nindex = "https://g.example.com/index.git"\n'
         '[source.vendored]\ndirectory = "vendor"\n'
     )
-    found = managers.cargo([near, far], {"cached.example.com": {"dl": "https://no.example.com/dl"}})
+    found = managers.cargo([near, far], [managers.DefaultIndex("https://no.example.com", {"dl": "https://no.example.com/dl"})])
     sparse = ["/config.json", "/1/*", "/2/*", "/3/*/*", "/*/*/*"]
     assert rules(found) == [
         ("https://m.example.com:443", ["/i" + path for path in sparse]),
@@ -212,6 +212,12 @@ def test_cargo_sources_and_registries() -> None:
     assert "fetched with git" in preset_text(found)
     assert "directory of this machine" in preset_text(found)
     assert "no rule for it" in preset_text(managers.cargo([]))
+    own = managers.DefaultIndex("https://i.example.com", {"dl": "https://d.example.com/crates"}, rooted=True)
+    assert rules(managers.cargo([], [own])) == [
+        ("https://i.example.com:443", sparse),
+        ("https://d.example.com:443", ["/crates/*/*/download"]),
+    ]
+    assert rules(managers.cargo([], [managers.DefaultIndex("https://i.example.com")])) == [("https://i.example.com:443", ["/**"])]
 
 
 @pytest.mark.parametrize(
@@ -322,7 +328,7 @@ def everything(urls: list[str], words: str) -> list[Finding]:
         managers.npm(managers.npmrc(rc + words), None),
         managers.npm({}, urls[0]),
         managers.cargo([config]),
-        managers.cargo([], {"i.example.com": {"dl": urls[0], "api": CANARY}}),
+        managers.cargo([], [managers.DefaultIndex(urls[-1], {"dl": urls[0], "api": CANARY})]),
         Finding("cargo", tuple(managers.cargo_downloads({"dl": urls[0] + "/{crate}"}, []))),
         managers.go(env),
         managers.go({"GOPROXY": words, "GOSUMDB": words}),

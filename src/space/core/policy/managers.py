@@ -7,6 +7,7 @@ import configparser
 import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 from urllib.parse import urljoin
@@ -188,8 +189,17 @@ def _same(where: Place, key: str) -> bool:
 _SPARSE = ("/config.json", "/1/*", "/2/*", "/3/*/*", "/*/*/*")
 
 
-def cargo(configs: Sequence[Mapping[str, Any]], cached: Mapping[str, Any] | None = None) -> Finding:
-    """configs: decoded, the nearest first. cached: by host, the `config.json` that cargo keeps of an index which no file names."""
+@dataclass(frozen=True, slots=True)
+class DefaultIndex:
+    """An index of cargo's that no file names. config: its `config.json`, None if nobody has seen it. rooted: that is where it stood."""
+
+    origin: str
+    config: Any = None
+    rooted: bool = False
+
+
+def cargo(configs: Sequence[Mapping[str, Any]], defaults: Sequence[DefaultIndex] = ()) -> Finding:
+    """configs: decoded, the nearest first. defaults: what cargo uses where no source is replaced."""
     notes: list[str] = []
     sources, registries = _tables(configs, "source"), _tables(configs, "registries")
     rows = [(f"source {at + 1}", table.get("registry")) for at, table in enumerate(sources.values())]
@@ -208,10 +218,11 @@ def cargo(configs: Sequence[Mapping[str, Any]], cached: Mapping[str, Any] | None
     if any("directory" in table or "local-registry" in table for table in sources.values()):
         notes.append("a source is a directory of this machine, which a guest does not have")
     if not any(isinstance(table.get("replace-with"), str) for table in sources.values()):
-        for host, config in (cached or {}).items():
-            found = placed(f"https://{host}/", "an index in cargo's cache", notes)
-            wants += [Want(found, ("/**",), "an index in cargo's cache"), *cargo_downloads(config, notes)] if found is not None else []
-        if not cached:
+        for index in defaults:
+            found = placed(index.origin, "cargo's own index", notes)
+            wants += [Want(found, _SPARSE if index.rooted else ("/**",), "cargo's own index")] if found is not None else []
+            wants += cargo_downloads(index.config, notes) if index.config is not None else []
+        if not defaults:
             notes.append("cargo does not say which index it uses by default, and has none in its cache: there is no rule for it")
     text = _cargo_text(sources, registries, kept)
     return Finding("cargo", tuple(wants), {"/.cargo/config.toml": text} if text else {}, {}, tuple(notes))
