@@ -44,25 +44,64 @@ def _globals(
     context.obj = Context(instance=instance, url=url, key_file=key_file, json=json)
 
 
-# In the order of `space --help`: a module, and the commands that it brings.
-_MODULES = {
-    "run": ("run", "exec"),
-    "sandboxes": ("create", "list", "delete"),
-    "inspect": ("show", "update", "pause", "resume", "metrics"),
-    "terminal": ("shell", "attach"),
-    "processes": ("start", "ps", "logs", "wait", "kill"),
-    "copy": ("cp",),
-    "files": ("files",),
-    "watching": ("watch", "events"),
-    "forward": ("forward",),
-    "keys": ("key",),
-    "tenants": ("quota", "webhooks", "audit"),
-    "config": ("config",),
-    "server": ("serve", "setup", "doctor", "clean", "bench", "version"),
-    "backup": ("backup", "restore"),
-    "policy": ("policy",),
-    "completion": ("completion",),
-    "topics": ("help",),
+# In the order of `space --help`: a module, and the commands that it brings, each with what is said of it there.
+_MODULES: dict[str, dict[str, str]] = {
+    "run": {
+        "run": "Run a program in a fresh sandbox, and delete it",
+        "exec": "Run a program in a sandbox that is there",
+    },
+    "sandboxes": {
+        "create": "Make a sandbox",
+        "list": "List sandboxes",
+        "delete": "End sandboxes and remove everything of them",
+    },
+    "inspect": {
+        "show": "Show all of a sandbox, or of one of its processes",
+        "update": "Change a sandbox's life, words and rules",
+        "pause": "Stop a sandbox's processors",
+        "resume": "Let a paused sandbox run",
+        "metrics": "Show what a sandbox takes, now or over time",
+    },
+    "terminal": {
+        "shell": "Open a terminal in a sandbox",
+        "attach": "Join a process that runs",
+    },
+    "processes": {
+        "start": "Start a program in the background",
+        "ps": "List the processes of a sandbox",
+        "logs": "Show what a process wrote, and what comes",
+        "wait": "Wait until a process has ended",
+        "kill": "Send a signal to processes",
+    },
+    "copy": {"cp": "Copy files and directories in and out"},
+    "files": {"files": "Look at and change single files"},
+    "watching": {
+        "watch": "Tell which files change",
+        "events": "Tell what happens to sandboxes",
+    },
+    "forward": {"forward": "Let ports of this machine lead into a sandbox"},
+    "keys": {"key": "Make, list and revoke API keys"},
+    "tenants": {
+        "quota": "Show and set what a tenant may have",
+        "webhooks": "Have events delivered to an address",
+        "audit": "Tell who did what, and when",
+    },
+    "config": {"config": "Show and set which server is talked to"},
+    "server": {
+        "serve": "Run a server on this machine",
+        "setup": "Make this machine ready for sandboxes",
+        "doctor": "Say what this machine has and lacks",
+        "clean": "Remove everything that was put on this machine",
+        "bench": "Measure, and print ratios",
+        "version": "Print the version",
+    },
+    "backup": {
+        "backup": "Save the server's state in a file",
+        "restore": "Put back what was saved",
+    },
+    "policy": {"policy": "Check, explain, compare and test egress policies"},
+    "completion": {"completion": "Print the completion script for a shell"},
+    "topics": {"help": "Explain a command or a topic"},
 }
 
 
@@ -71,6 +110,11 @@ def _register(arguments: Sequence[str]) -> None:
     wanted = [module for module, commands in _MODULES.items() if command_of(arguments) in commands]
     for module in wanted or _MODULES:
         importlib.import_module(f"space.cli.{module}").add_to(app)
+    said = {name: text for commands in _MODULES.values() for name, text in commands.items()}
+    for command in app.registered_commands:
+        command.short_help = said.get(command.name or "")
+    for group in app.registered_groups:
+        group.short_help = said.get(group.name or "")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

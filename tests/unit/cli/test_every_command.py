@@ -101,6 +101,13 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[MockServer]:
         signal.signal(number, handler)
 
 
+def test_the_list_of_commands_says_a_whole_line_of_each(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    lines = capfd.readouterr().out.partition("Commands:\n")[2].splitlines()
+    said = {words[0]: words[1] for line in lines if len(words := line.split(maxsplit=1)) == 2}
+    assert said == {name: text for module in program._MODULES.values() for name, text in module.items()}
+
+
 def test_no_command_is_left_out_here() -> None:
     assert set(ASKED) | set(NO_JSON) | ELSEWHERE | FOLLOWING == set(COMMANDS)
 
