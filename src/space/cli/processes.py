@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
 from enum import StrEnum
@@ -213,8 +214,16 @@ def logs(
                         _show(piece, as_json=of(context).json)
                     at[piece.stream] = piece.offset + _length(piece)
         except KeyboardInterrupt:
-            note(f"\nread up to {' '.join(f'--since-offset {name}={offset}' for name, offset in at.items())}")
+            note(f"\n{_goes_on(at)}")
             raise
+        except SpaceError as fault:
+            fault.__notes__ = [_goes_on(at)]  # the SDK's own speaks of calls
+            raise
+
+
+def _goes_on(at: Mapping[str, int]) -> str:
+    """Where to go on from."""
+    return "go on with " + " ".join(f"--since-offset {name}={offset}" for name, offset in at.items())
 
 
 def _length(piece: Output | Gap) -> int:
@@ -253,7 +262,11 @@ def wait(context: typer.Context, sandbox: SandboxArgument, process: ProcessArgum
 
     with of(context).client() as client:
         found = found_process(Sandbox.connect(sandbox, client=client), process)
-        status = found.wait()
+        try:
+            status = found.wait()
+        except SpaceError as fault:
+            fault.__notes__ = []  # which speak of its output
+            raise
     if of(context).json:
         print_json({"process": found.id, **asdict(status)})
     return status_of(status)

@@ -196,6 +196,27 @@ def test_logs_tell_a_gap_on_stderr_and_choose_stream_and_place(server: MockServe
     assert main(["logs", sandbox.id, process.id, "--since-offset", "stdin=3"]) == 125
 
 
+@pytest.mark.parametrize("command", ["logs", "wait"])
+def test_a_server_that_stays_away_is_a_sentence_with_where_to_go_on(
+    command: str, server: MockServer, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from space import Sandbox
+    from space.model.errors import Unavailable
+
+    monkeypatch.setattr("space.sdk._sync.process.sleep", lambda _: None)
+    sandbox = Sandbox.create(client=server.client())
+    process = sandbox.start(["cat"], stdin=True)
+    process.write_stdin("12345")
+    for _ in range(20):
+        server.fail_next(Unavailable("the server is away"), path="/output")
+    assert main([command, sandbox.id, process.id, *(["-f"] if command == "logs" else [])]) == 125
+    told = capfd.readouterr().err
+    assert told.startswith("space: the server is away\n")
+    assert ("go on with --since-offset stdout=0 --since-offset stderr=0" in told) == (command == "logs")
+    assert "output(" not in told
+    process.kill()
+
+
 def test_a_process_is_found_by_how_its_id_begins(server: MockServer, capfd: pytest.CaptureFixture[str]) -> None:
     from space import Sandbox
 
