@@ -54,6 +54,7 @@ class Connection:
         except BaseException:
             if self._stage is not None:
                 self._stage.cut("internal")
+                self._stage.lost(self._guest)  # there may be no transport that would say so
             self._reset("internal")
             raise
 
@@ -155,6 +156,7 @@ class Connection:
             port=self._flow.port,
             scheme=self._scheme or "",
             rule=rule or "",
+            recorded=isinstance(verdict, Allow) and verdict.recorded,
             reason=reason,
             requests=0 if stage is None else stage.requests,
             sent=self._guest.taken,
@@ -163,9 +165,6 @@ class Connection:
             upstream="" if stage is None else stage.address,
         )
         try:
-            if reason:
-                shared.recorder.denied(record, now)
-            else:
-                shared.recorder.note(record)
+            shared.recorder.told(record, now)
         except Exception:  # noqa: BLE001 - it is logged, and what it was about is over
             log.exception("a connection of %s could not be recorded", shared.around.sandbox)

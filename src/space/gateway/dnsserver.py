@@ -75,7 +75,8 @@ class Responder:
 
     def _note(self, query: Query, name: str, verdict: Verdict, address: str = "") -> None:
         rule = verdict.rule.name if isinstance(verdict, Allow) and verdict.rule is not None else ""
-        record = NameDecided(sandbox=self._around.sandbox, name=name, qtype=query.qtype, rule=rule, address=address)
+        recorded = isinstance(verdict, Allow) and verdict.recorded
+        record = NameDecided(sandbox=self._around.sandbox, name=name, qtype=query.qtype, rule=rule, address=address, recorded=recorded)
         self._recorder.note(record)
 
     def _refused(self, query: Query, name: str, reason: str, now: float, rule: str | None = None) -> bytes:

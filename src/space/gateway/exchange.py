@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from space.core.policy.agreement import Flow
 from space.core.policy.verdict import Allow, Asked
 from space.core.wire.bodies import Body, chunk
 from space.core.wire.http1 import CHUNKED, Framing, HeadReader, RequestHead, ResponseHead, write_response
@@ -68,19 +69,20 @@ class Exchange:
         idempotent = self.head.method in (b"GET", b"HEAD", b"OPTIONS")
         return self.reused and not self.retried and idempotent and self.head.framing.kind == "none" and not self.reader.begun
 
-    def record(self, sandbox: str, name: str, port: int, address: str, now: float) -> Requested:
+    def record(self, sandbox: str, flow: Flow, address: str, now: float) -> Requested:
         """What is written down of it."""
         path = self.asked.path if self.asked is not None else None
         return Requested(
             sandbox=sandbox,
             id=self.id,
-            name=name,
-            port=port,
+            name=flow.name,
+            port=flow.port,
             method=self.head.method.decode("ascii"),
             path="" if path is None else path.text[:MOST_PATH],
             query=() if path is None else query_keys(path),
             status=self.status,
             rule=self.rule,
+            recorded=self.verdict is not None and self.verdict.recorded,
             reason=self.reason,
             sent=self.sent,
             received=self.received,

@@ -10,7 +10,6 @@ reply. What cannot be told to the guest any more, because its answer has begun, 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from space.core.policy.agreement import Flow
@@ -20,7 +19,7 @@ from space.core.wire.http1 import BadHead, HeadReader, RequestHead
 from space.gateway.exchange import CONTINUE, MOST_INTERIM, Exchange, framed, reply_bytes, reply_framing, switched_bytes
 from space.gateway.judgement import Refused, judge, refusal, request_bytes
 from space.gateway.peer import Peer
-from space.gateway.shared import Shared, UpstreamFailed, log
+from space.gateway.shared import Shared, UpstreamFailed, agreed, log
 from space.gateway.stage import Stage
 from space.gateway.websocket import BadFrame, Frames
 
@@ -140,7 +139,7 @@ class HttpSession(Stage):
         assert verdict is not None
         try:
             if verdict.ask and not exchange.agreed:
-                await self._agree(exchange)
+                exchange.agreed = await agreed(self.shared, exchange.asked)
             upstream = self.upstream
             if upstream is None:
                 ca = None if verdict.rule is None else verdict.rule.ca
@@ -158,19 +157,6 @@ class HttpSession(Stage):
             self.rejudge(ruling.stack)
         if self._exchange is exchange and not self.reason:
             self._forward(exchange, upstream)
-
-    async def _agree(self, exchange: Exchange) -> None:
-        ask = self.shared.around.ask
-        if ask is None:
-            raise UpstreamFailed("ask_unavailable", 403, denied=True)
-        assert exchange.asked is not None
-        try:
-            async with asyncio.timeout(self.shared.limits.ask):
-                exchange.agreed = await ask(exchange.asked)
-        except TimeoutError:
-            raise UpstreamFailed("ask_unanswered", 403, denied=True) from None
-        if not exchange.agreed:
-            raise UpstreamFailed("ask_refused", 403, denied=True)
 
     def _forward(self, exchange: Exchange, upstream: Peer) -> None:
         head, asked = exchange.head, exchange.asked
@@ -398,9 +384,5 @@ class HttpSession(Stage):
         self._record(exchange)
 
     def _record(self, exchange: Exchange) -> None:
-        around, now = self.shared.around, self.shared.clock()
-        record = exchange.record(around.sandbox, self.flow.name, self.flow.port, self.address, now)
-        if exchange.reason:
-            self.shared.recorder.denied(record, now)
-        else:
-            self.shared.recorder.note(record)
+        now = self.shared.clock()
+        self.shared.recorder.told(exchange.record(self.shared.around.sandbox, self.flow, self.address, now), now)

@@ -102,7 +102,7 @@ class Opening(Stage):
                 return
             self._counted_off()
             self._passed(verdict, bytes(self._raw))
-        elif verdict.scheme != "https":
+        elif verdict.scheme != "https" or not self.flow.secure:  # it became another one since the accept
             self._refuse("scheme_not_allowed", tls.UNRECOGNIZED_NAME)
         elif hello.alpn and _HTTP not in hello.alpn:
             self._refuse("alpn", tls.NO_PROTOCOL)
@@ -116,12 +116,14 @@ class Opening(Stage):
                 self.start(self._certify(tls13=tls13))
 
     async def _certify(self, *, tls13: bool) -> None:
-        leaf = await self.shared.around.leaf(self.flow.name)
-        if self.guest.finishing or self.guest.gone:
-            return
+        name, contexts = self.flow.name, self.shared.contexts
+        leaf = contexts.leaf(name, self.shared.clock())
+        if leaf is None:
+            leaf = await self.shared.around.leaf(name)
+            if self.guest.finishing or self.guest.gone:
+                return
         context = tls.guest_context(leaf, tls13=tls13)
-        if tls13:
-            self.shared.contexts.keep(self.flow.name, context, self.shared.clock())
+        contexts.keep(name, leaf, context if tls13 else None, self.shared.clock())
         self.guest.release(Peer.WAIT)
         self.guest.secure(tls.Tls(context, server_side=True), bytes(self._raw))
 

@@ -1,7 +1,8 @@
 """What is written down of a sandbox's traffic: one record for each decision on a name, each connection, each request.
 
 Query strings are kept as keys only, bodies and fields not at all, so that no record can hold a secret. Denials above a rate are counted
-and told together: a guest that floods cannot make the record grow, nor hide that it did.
+and told together: a guest that floods cannot make the record grow, nor hide that it did. recorded: no rule allows it, and it was let
+through because the policy of a template under construction only records.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class NameDecided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     qtype: int
     reason: str = ""
     rule: str = ""
+    recorded: bool = False
     address: str = ""
 
 
@@ -37,6 +39,7 @@ class Connected(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     port: int
     scheme: str = ""
     rule: str = ""
+    recorded: bool = False
     reason: str = ""
     requests: int = 0
     sent: int = 0
@@ -57,6 +60,7 @@ class Requested(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     query: tuple[str, ...] = ()
     status: int = 0
     rule: str = ""
+    recorded: bool = False
     reason: str = ""
     sent: int = 0
     received: int = 0
@@ -98,6 +102,13 @@ class Recorder:
             self._counted()
         key = (_KINDS[type(record)], record.reason)
         self._counts[key] = self._counts.get(key, 0) + 1
+
+    def told(self, record: NameDecided | Connected | Requested, now: float) -> None:
+        """One of them, a denial if it has a reason."""
+        if record.reason:
+            self.denied(record, now)
+        else:
+            self.note(record)
 
     def flush(self) -> None:
         """Write what was counted."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
+from space.core.policy.verdict import Asked
 from space.gateway.budgets import Bucket
 from space.gateway.peer import NOBODY, Owner, Peer
 from space.gateway.records import Recorder
@@ -112,6 +113,21 @@ class Shared:
                 raise UpstreamFailed("upstream_handshake", 502) from error
             raise
         return peer
+
+
+async def agreed(shared: Shared, asked: Asked | None) -> bool:
+    """True when a person agrees. UpstreamFailed when nobody does, or nobody is there."""
+    ask = shared.around.ask
+    if ask is None or asked is None:
+        raise UpstreamFailed("ask_unavailable", 403, denied=True)
+    try:
+        async with asyncio.timeout(shared.limits.ask):
+            answer = await ask(asked)
+    except TimeoutError:
+        raise UpstreamFailed("ask_unanswered", 403, denied=True) from None
+    if not answer:
+        raise UpstreamFailed("ask_refused", 403, denied=True)
+    return True
 
 
 class _Greeting:

@@ -70,23 +70,35 @@ class Contexts:
     def __init__(self, most: int, seconds: float) -> None:
         self._most = most
         self._seconds = seconds
-        self._kept: OrderedDict[str, tuple[ssl.SSLContext, float]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[Leaf, ssl.SSLContext | None, float]] = OrderedDict()
         self._upstream: dict[str, ssl.SSLContext] = {}
 
     def kept(self, name: str, now: float) -> ssl.SSLContext | None:
-        """The name's context, if there is one that is not too old."""
-        found = self._kept.get(name)
-        if found is None or now - found[1] > self._seconds:
-            return None
-        self._kept.move_to_end(name)
-        return found[0]
+        """The name's context of TLS 1.3, if there is one that is not too old."""
+        found = self._fresh(name, now)
+        return None if found is None else found[1]
 
-    def keep(self, name: str, context: ssl.SSLContext, now: float) -> None:
-        """Keep it; the one that was not used for longest goes."""
-        self._kept[name] = (context, now)
+    def leaf(self, name: str, now: float) -> Leaf | None:
+        """The name's leaf, likewise."""
+        found = self._fresh(name, now)
+        return None if found is None else found[0]
+
+    def keep(self, name: str, leaf: Leaf, context: ssl.SSLContext | None, now: float) -> None:
+        """Keep them, as old as the leaf is; what was not used for longest goes."""
+        found = self._fresh(name, now)
+        if found is not None and found[0] is leaf:
+            context, now = context or found[1], found[2]
+        self._kept[name] = (leaf, context, now)
         self._kept.move_to_end(name)
         if len(self._kept) > self._most:
             self._kept.popitem(last=False)
+
+    def _fresh(self, name: str, now: float) -> tuple[Leaf, ssl.SSLContext | None, float] | None:
+        found = self._kept.get(name)
+        if found is None or now - found[2] > self._seconds:
+            return None
+        self._kept.move_to_end(name)
+        return found
 
     def upstream(self, key: str | None, bundle: str | None) -> ssl.SSLContext:
         """The context for a bundle, made once for each text."""

@@ -163,3 +163,15 @@ async def place(directory: Path, *, limits: Limits | None = None, **changes: Any
         await lab.close()
         for upstream in made.upstreams.values():
             upstream.close()
+
+
+def get(at: Place, path: str = "/", fields: str = "", *, method: str = "GET", name: str = ALLOWED) -> bytes:
+    """A request. fields: each with its line end."""
+    return f"{method} {path} HTTP/1.1\r\nHost: {name}:{at.port}\r\n{fields}\r\n".encode()
+
+
+async def reply(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """One with a length."""
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    length = int(head.split(b"content-length: ")[1].split(b"\r\n")[0])
+    return int(head.split(b" ")[1]), await reader.readexactly(length)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from pathlib import Path
 
 import pytest
 
+from space.gateway.surroundings import Limits
 from space.testing.egresslab import ALLOWED, Place, place, run
 
 
@@ -110,5 +112,40 @@ def test_without_a_policy_nothing_is_open(tmp_path: Path) -> None:
                 await (await at.raw(ALLOWED))[0].readexactly(1)
             await at.empty()
             assert [end.reason for end in at.ends()] == ["no_policy"]
+
+    run(main())
+
+
+def test_a_flow_that_becomes_another_kind_before_its_hello_is_refused(tmp_path: Path) -> None:
+    """Else one that began as a stream would be terminated toward the guest and go on in the clear."""
+
+    async def main() -> None:
+        async with place(tmp_path, limits=Limits(sweep=30)) as at:
+            upstream = await at.serve(ALLOWED, plain=True)
+            at.lab.policy({"rule": [{"passthrough": f"{ALLOWED}:{at.port}"}]})
+            _, writer = await at.raw(ALLOWED)
+            await at.until(lambda: at.lab.worker.shared.counts.handshakes)
+            at.rules({"host": ALLOWED})
+            with pytest.raises(ssl.SSLError):
+                await writer.start_tls(at.lab.client_context(), server_hostname=ALLOWED)
+            writer.close()
+            await at.until(lambda: at.ends())
+            assert at.ends()[0].reason == "scheme_not_allowed"
+            assert upstream.connections == 0
+
+    run(main())
+
+
+def test_an_open_policy_and_one_that_records_let_through_and_say_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with place(tmp_path) as at:
+            await at.serve(ALLOWED)
+            head = get(at).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+            at.rules({"host": ALLOWED, "paths": ["/other"]}, mode="record")
+            assert (await at.exchange(ALLOWED, head)).startswith(b"HTTP/1.1 200 ")
+            at.rules({"host": ALLOWED, "paths": ["/other"]}, open=True)
+            assert (await at.exchange(ALLOWED, head)).startswith(b"HTTP/1.1 403 ")
+            await at.empty()
+            assert [(record.status, record.recorded) for record in at.requests()] == [(200, True), (403, False)]
 
     run(main())
