@@ -42,13 +42,13 @@ class Machine:
     def home(self) -> Path:
         return Path(self.environment.get("HOME") or "/nonexistent")
 
-    def ask(self, *argv: str) -> str | None:
-        """What a program says; None where it is not installed, or fails. What it complains of may hold secrets, and is not shown."""
+    def ask(self, *argv: str, directory: Path | None = None) -> str | None:
+        """What a program says, asked in `directory` or ours; None where it is not installed, or fails. What it complains of may hold secrets, and is not shown."""
         path = shutil.which(argv[0], path=self.environment.get("PATH"))
         if path is None:
             return None
         try:
-            done = run([path, *argv[1:]], env=self.environment, cwd=self.directory, timeout=60)
+            done = run([path, *argv[1:]], env=self.environment, cwd=directory or self.directory, timeout=60)
         except ProcessFailed:
             return None
         return done.stdout.decode(errors="replace")
@@ -210,7 +210,9 @@ def _cargo_variables(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _go(machine: Machine) -> tuple[Finding, list[_Look]]:
-    said = _json(machine.ask("go", "env", "-json", "GOPROXY", "GOSUMDB", "GONOSUMDB", "GOPRIVATE", "GONOPROXY"))
+    # Not where we are: a go.mod there may make it fetch another version of itself first.
+    keys = ("GOPROXY", "GOSUMDB", "GONOSUMDB", "GOPRIVATE", "GONOPROXY")
+    said = _json(machine.ask("go", "env", "-json", *keys, directory=machine.root))
     found = managers.go(said)
     return (found if said else replace(found, notes=("go is not installed here", *found.notes))), []
 

@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 
 from space.core.policy import aptsources, managers
 from space.core.policy.discovery import Finding, Place, PlaceRefused, Want, grant_name, links_of, place, preset_text
+from space.core.policy.model import Policy
+from space.core.policy.paths import normalise
 from space.core.policy.presets import Preset, load_preset
+from space.core.policy.verdict import Allow, Asked, Layer, Stack
 
 CANARY = "q7Xk2Vt9Lm4Zr8Wd1B"
 
@@ -286,6 +289,52 @@ def test_a_port_of_two_schemes_and_hosts_without_rules_are_told() -> None:
     assert "with http and with https" in preset_text(found)
     assert "one label or a public suffix" in preset_text(found)
     assert "localhost" not in preset_text(found)
+
+
+@pytest.mark.parametrize(
+    ("found", "allowed", "denied"),
+    [
+        (
+            managers.pip({}, "https://r.example.com/simple/"),
+            ["/simple/", "/simple/demo/"],
+            ["/", "/legacy/", "/simple", "/simple/../legacy/", "/manage/account/token/"],
+        ),
+        (
+            managers.npm({}, "https://r.example.com/"),
+            ["/demo", "/@acme%2fdemo", "/@acme/demo", "/demo/-/demo-1.0.0.tgz", "/@acme/demo/-/demo-1.0.0.tgz"],
+            ["/-/whoami", "/-/npm/v1/tokens", "/-/user/org.example:me", "/demo/-/demo-1.0.0.tgz/x", "/a/b/c", "/demo/../-/whoami"],
+        ),
+        (
+            managers.cargo(
+                [], [managers.DefaultIndex("https://r.example.com", {"dl": "https://r.example.com/api/v1/crates"}, rooted=True)]
+            ),
+            ["/config.json", "/1/a", "/2/ab", "/3/a/abc", "/se/rd/serde", "/api/v1/crates/serde/1.0.0/download"],
+            ["/api/v1/crates/serde/1.0.0/yank", "/api/v1/crates/serde/owners", "/", "/me/tokens"],
+        ),
+        (
+            aptsources.apt(aptsources.one_line("deb https://r.example.com/debian stable main")),
+            ["/debian/dists/stable/InRelease", "/debian/pool/main/d/demo/demo_1_all.deb"],
+            ["/debian/dists/other/InRelease", "/debian/", "/", "/debian/dists/stable/../other/x"],
+        ),
+        (
+            managers.go({"GOSUMDB": "r.example.com"}),
+            ["/supported", "/lookup/example.com/m@v1.0.0", "/tile/8/0/000", "/latest"],
+            ["/", "/upload", "/lookup"],
+        ),
+    ],
+    ids=lambda value: value.manager if isinstance(value, Finding) else "",
+)
+def test_a_preset_allows_reading_packages_and_nothing_else_of_a_registry(found: Finding, allowed: list[str], denied: list[str]) -> None:
+    stack = Stack([Layer(Policy(rules=made(found).rules))])
+
+    def outcomes(paths: list[str], method: str) -> list[bool]:
+        asked = [Asked("r.example.com", 443, "https", method, normalise(path.encode())) for path in paths]
+        return [isinstance(stack.request(one), Allow) for one in asked]
+
+    assert outcomes(allowed, "GET") == outcomes(allowed, "HEAD") == [True] * len(allowed)
+    assert outcomes(denied, "GET") == [False] * len(denied)
+    for method in ("PUT", "POST", "DELETE", "PATCH"):
+        assert not any(outcomes([*allowed, *denied], method))
 
 
 # -- properties ----------------------------------------------------------------------------------------------------------
