@@ -43,7 +43,10 @@ class Machine:
         return Path(self.environment.get("HOME") or "/nonexistent")
 
     def ask(self, *argv: str, directory: Path | None = None) -> str | None:
-        """What a program says, asked in `directory` or ours; None where it is not installed, or fails. What it complains of may hold secrets, and is not shown."""
+        """What a program says, asked in `directory` or ours; None where it is not installed, or fails.
+
+        What it complains of may hold secrets, and is not shown.
+        """
         path = shutil.which(argv[0], path=self.environment.get("PATH"))
         if path is None:
             return None
