@@ -95,8 +95,8 @@ def explain(
         print_json({"outcome": outcome(found.verdict), "rule": _rule_of(found.verdict), "steps": steps})
         return 0
     for step in found.steps:
-        *layers, result = step.lines
-        alone = len(layers) == 1 and layers[0].endswith(result.removeprefix("result"))
+        layers = step.lines[:-1]
+        alone = len(layers) == 1 and not step.differs
         for at, line in enumerate(layers if alone else step.lines):
             print(printable(f"{step.asked if at == 0 else '':8} {line}"))
     return 0

@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from space.core.policy import aptsources, managers
+from space.core.policy.addresses import Address, Undialable, judge_all
 from space.core.policy.discovery import Finding, Place, Want, links_of, preset_text
 from space.core.policy.presets import load_preset
 from space.host.process import ProcessFailed, run
-from space.policy.fetch import Access, FetchFailed, Page, get
+from space.policy.fetch import Access, FetchFailed, Page, addresses_of, get
 from space.policy.overheard import overheard
 
 _MOST_TEXT = 1 << 20
+_MOST_RESOLVED = 16
 # What a page of one project is asked for: the manager's own, which every whole mirror has.
 _PIP_PROJECT, _NPM_PROJECT = "pip", "npm-normalize-package-bin"
 
@@ -37,6 +39,7 @@ class Machine:
     root: Path = Path("/")
     offline: bool = False
     fetch: Callable[..., Page] = get
+    resolve: Callable[[str], Sequence[Address]] = addresses_of
 
     @property
     def home(self) -> Path:
@@ -76,7 +79,21 @@ def discover(manager: str, machine: Machine) -> Finding:
             found = replace(found, wants=(*found.wants, *more))
         except FetchFailed as failed:
             found = replace(found, notes=(*found.notes, f"where the links of {where.host} lead is not known: {failed}"))
-    return found
+    hosts = dict.fromkeys(want.place.host for want in found.wants)
+    return replace(found, notes=(*found.notes, *_inside(machine, list(hosts)[:_MOST_RESOLVED])))
+
+
+def _inside(machine: Machine, hosts: Sequence[str]) -> list[str]:
+    """Hosts that the gateway will not dial by itself, as a company's mirror often is."""
+    notes = []
+    for host in hosts:
+        answers = machine.resolve(host)
+        verdict = judge_all(answers) if answers else None
+        if isinstance(verdict, Undialable):
+            notes.append(
+                f"{host} has an address here that is not public ({verdict.kind}): it is dialled only if the operator lists its range"
+            )
+    return notes
 
 
 def preset(manager: str, machine: Machine) -> tuple[str, int]:

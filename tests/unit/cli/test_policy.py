@@ -115,7 +115,7 @@ def test_a_preset_that_writes_is_warned_of(space: Space) -> None:
 def test_an_explanation_names_the_rule_of_each_layer(space: Space) -> None:
     status, out, _ = space("explain", "policy.toml", "https://service.example.com/v2/x", "-X", "PUT")
     assert status == 0
-    assert out.splitlines()[-1].startswith("request  policy.toml: denied by policy.toml: no rule for this host and method allows the path")
+    assert out.splitlines()[-1].startswith("request  policy.toml: denied: no rule for this host and method allows the path")
     found = answer(space("explain", "--json", "policy.toml", "policy.toml", "https://index.example.com/simple/x/"))
     assert (found["outcome"], found["rule"]) == ("allow", "pip.rule[0]")
     assert [step["step"] for step in found["steps"]] == ["name", "flow", "request"]

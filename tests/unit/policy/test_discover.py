@@ -11,15 +11,17 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from space.core.policy.addresses import Address
 from space.core.policy.discovery import Finding, preset_text
 from space.core.policy.presets import load_preset
 from space.policy.discover import MANAGERS, Machine, discover, preset
-from space.policy.fetch import Access, FetchFailed, Page, get
+from space.policy.fetch import Access, FetchFailed, Page, addresses_of, get
 from space.policy.files import write
 from space.policy.overheard import connect_of, overheard
 
@@ -212,7 +214,7 @@ def test_links_of_an_index_become_rules(machine: Machine, tmp_path: Path) -> Non
 
     (tmp_path / ".npmrc").write_text("registry=https://n.example.com/\n")
     asked = with_variables(
-        replace(machine, offline=False, fetch=fetch),
+        replace(machine, offline=False, fetch=fetch, resolve=lambda _: []),
         PIP_INDEX_URL="https://i.example.com/s",
         CARGO_REGISTRIES_OWN_INDEX="sparse+https://c.example.com/",
         PATH="/nonexistent",
@@ -226,11 +228,37 @@ def test_links_of_an_index_become_rules(machine: Machine, tmp_path: Path) -> Non
     assert rules(discover("cargo", asked))["https://d.example.com:443"] == ["/c/**"]
 
 
+def test_a_mirror_that_the_gateway_will_not_dial_by_itself_is_told(machine: Machine) -> None:
+    def fetch(url: str, *_: Any, **__: Any) -> Page:
+        return Page((url,), b"")
+
+    def resolve(host: str) -> list[Address]:
+        return {"i.example.com": [ip_address("93.184.215.14")], "x.example.com": [ip_address("10.0.0.7")]}.get(host, [])
+
+    asked = with_variables(
+        replace(machine, offline=False, fetch=fetch, resolve=resolve),
+        PIP_INDEX_URL="https://i.example.com/s",
+        PIP_EXTRA_INDEX_URL="https://x.example.com/s https://y.example.com/s",
+        PATH="/nonexistent",
+    )
+    notes = [line for line in preset_text(discover("pip", asked)).splitlines() if "not public" in line]
+    assert notes == [
+        "# note: x.example.com has an address here that is not public (private): it is dialled only if the operator lists its range"
+    ]
+
+
+def test_the_resolver_is_this_machines() -> None:
+    assert ip_address("127.0.0.1") in addresses_of("localhost")
+    assert addresses_of("nothing.invalid") == []
+
+
 def test_an_index_that_does_not_answer_is_told(machine: Machine) -> None:
     def fetch(*_: Any, **__: Any) -> Page:
         raise FetchFailed("it answers with 401")
 
-    asked = with_variables(replace(machine, offline=False, fetch=fetch), PIP_INDEX_URL="https://i.example.com/s", PATH="/nonexistent")
+    asked = with_variables(
+        replace(machine, offline=False, fetch=fetch, resolve=lambda _: []), PIP_INDEX_URL="https://i.example.com/s", PATH="/nonexistent"
+    )
     assert "where the links of i.example.com lead is not known: it answers with 401" in preset_text(discover("pip", asked))
 
 

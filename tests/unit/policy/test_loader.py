@@ -176,6 +176,8 @@ def test_every_mistake_is_told_at_once() -> None:
 def test_what_is_risky_is_said(row: dict[str, Any], warned: bool) -> None:
     assert bool(load({"version": 1, "rule": [row]}).warnings) is warned
     assert load({"version": 1, "open": True}).warnings
+    assert load({"version": 1, "mode": "record"}).warnings
+    assert not load({"version": 1, "mode": "ask"}).warnings
 
 
 LEAVES = (

@@ -34,9 +34,14 @@ class Explained:
 
 def explain(stack: Stack, asked: Asked) -> Explained:
     """What each layer says of a request, and what comes of it."""
-    lines = [f"{layer.policy.name}: {said(layer.request(asked))}" for layer in stack.layers]
+    lines = [f"{layer.policy.name}: {_of_layer(layer.request(asked))}" for layer in stack.layers]
     verdict = stack.request(asked)
     return Explained(verdict, (*lines, f"result: {said(verdict)}"))
+
+
+def _of_layer(verdict: Verdict) -> str:
+    """A layer's own verdict, where its name stands before."""
+    return said(verdict).replace(f"denied by {verdict.layer}:", "denied:", 1) if isinstance(verdict, Deny) else said(verdict)
 
 
 def said(verdict: Verdict) -> str:
@@ -65,6 +70,7 @@ class Step:
     asked: Literal["name", "flow", "request", "address"]
     verdict: Verdict
     lines: tuple[str, ...]
+    differs: bool = False  # from what the lowest layer says by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +94,7 @@ def account(stack: Stack, url: Url, *, method: str = "GET", websocket: bool = Fa
     if url.scheme == "tcp":
         if isinstance(flow, Allow):
             found = Deny("scheme_not_allowed", stack.layers[-1].policy.name, flow.rule.name if flow.rule else None)
-            steps[-1] = Step("flow", found, (*steps[-1].lines[:-1], f"result: {said(found)}"))
+            steps[-1] = Step("flow", found, (*steps[-1].lines[:-1], f"result: {said(found)}"), differs=True)
         return _account(*steps)
     asked = Asked(host, url.port, url.scheme, method, url.path, websocket or url.websocket, foreign)
     return _account(*steps, _step("request", stack, lambda one: one.request(asked)))
@@ -112,6 +118,7 @@ def _account(*steps: Step) -> Account:
 
 
 def _step(asked: Literal["name", "flow", "request", "address"], stack: Stack, of: Callable[[Layer | Stack], Verdict]) -> Step:
-    lines = [f"{layer.policy.name}: {said(of(layer))}" for layer in stack.layers]
+    lines = [f"{layer.policy.name}: {_of_layer(of(layer))}" for layer in stack.layers]
     verdict = of(stack)
-    return Step(asked, verdict, (*lines, f"result: {said(verdict)}"))
+    alone = of(stack.layers[-1]) if stack.layers else None
+    return Step(asked, verdict, (*lines, f"result: {said(verdict)}"), verdict != alone)

@@ -108,6 +108,8 @@ class _Loader:
         is_open = self._flag(data, "open", "")
         if is_open:
             self._warn("open", "every public host may be reached: the policy contains nothing but addresses that are not public")
+        if mode == "record":
+            self._warn("mode", "what no rule allows is let through and recorded", "for templates under construction alone")
         rules: list[Rule] = []
         for at, preset in enumerate(self._list(data, "presets", "")):
             found = self._presets.get(preset) if isinstance(preset, str) else None
