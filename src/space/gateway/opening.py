@@ -39,7 +39,6 @@ class Opening(Stage):
         self._passed = passed
         self._reader: HelloReader | None = HelloReader()
         self._raw = bytearray()
-        self._began = shared.clock()
         shared.counts.handshakes += 1
         self._counted = True
         guest.owner = self

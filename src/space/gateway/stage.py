@@ -31,6 +31,7 @@ class Stage(ABC):
         self.reason = ""
         self.requests = 0
         self._gone = gone
+        self._began = shared.clock()
         self._task: asyncio.Task[None] | None = None
         self._moved = -1
         self._still = 0.0  # since when nothing has moved
@@ -85,7 +86,9 @@ class Stage(ABC):
             moved += upstream.taken + upstream.given - upstream.waiting
         if guest.finishing and not guest.waiting:
             moved = -2  # what it still sends is no reason to stay
-        if moved != self._moved:
+        if now - self._began > self.shared.limits.age:
+            self.cut("age")
+        elif moved != self._moved:
             self._moved, self._still = moved, now
         elif now - self._still > (self.shared.limits.linger if moved == -2 else self.shared.limits.idle):
             self.cut("" if moved == -2 else "idle")

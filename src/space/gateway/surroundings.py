@@ -62,7 +62,8 @@ class Limits:
 
     sweep: how often deadlines and the policy's generation are looked at: one timer for all connections, where a timer for each request
     would cost more than the request. handshake: from accept to the end of TLS. head: from the first byte of a head. idle: without a byte
-    either way. linger: for the guest to take a last answer. body_rate: bytes a second that a guest's body must have, after body_grace.
+    either way. age: of a connection,
+    whatever it does. linger: for the guest to take a last answer. body_rate: bytes a second of a guest's body, after body_grace.
     """
 
     connections: int = 512
@@ -72,6 +73,7 @@ class Limits:
     handshake: float = 10.0
     head: float = 15.0
     idle: float = 300.0
+    age: float = 86_400.0
     dial: float = 30.0
     ask: float = 600.0
     linger: float = 3.0

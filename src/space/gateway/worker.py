@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 
 from space.gateway.connection import Connection
 from space.gateway.dnsserver import Responder
@@ -47,11 +48,7 @@ class Worker:
         """The policy is another one: whoever knows says so, and need not wait for the next sweep."""
         ruling = self.shared.around.ruling()
         self._generation = ruling.generation
-        for connection in tuple(self._connections):
-            try:
-                connection.rejudge(ruling.stack)
-            except Exception as error:  # noqa: BLE001 - what cannot be judged is not allowed
-                connection.fail(error)
+        self._each(lambda connection: connection.rejudge(ruling.stack))
 
     def close(self) -> None:
         """Close every connection."""
@@ -59,8 +56,7 @@ class Worker:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for connection in tuple(self._connections):
-            connection.cut("stopped")
+        self._each(lambda connection: connection.cut("stopped"))
         self._flush()
 
     def _sweep(self) -> None:
@@ -69,11 +65,11 @@ class Worker:
             if self.shared.around.ruling().generation != self._generation:
                 self.changed()
             now = self.shared.clock()
-            for connection in tuple(self._connections):
-                connection.sweep(now)
         except Exception as error:  # noqa: BLE001 - without policy and time nothing is allowed
-            for connection in tuple(self._connections):
-                connection.fail(error)
+            failure = error
+            self._each(lambda connection: connection.fail(failure))
+        else:
+            self._each(lambda connection: connection.sweep(now))
         self._flush()
         if self._connections:
             self._wake()
@@ -81,6 +77,14 @@ class Worker:
     def _wake(self) -> None:
         if self._timer is None and not self._closed:
             self._timer = asyncio.get_running_loop().call_later(self.shared.limits.sweep, self._sweep)
+
+    def _each(self, do: Callable[[Connection], None]) -> None:
+        """Of every connection; one that fails at it is closed, and keeps nobody else from theirs."""
+        for connection in tuple(self._connections):
+            try:
+                do(connection)
+            except Exception as error:  # noqa: BLE001 - what cannot be judged is not allowed
+                connection.fail(error)
 
     def _flush(self) -> None:
         try:

@@ -46,7 +46,7 @@ class Upstream:
         self.open += 1
         try:
             await self._handler(reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):
+        except (ConnectionError, asyncio.IncompleteReadError, ssl.SSLError, ValueError):
             pass
         finally:
             self.open -= 1

@@ -190,3 +190,23 @@ def test_a_guest_that_pipelines_refusals_and_reads_none_is_not_read_either(tmp_p
             await at.empty()
 
     run(main())
+
+
+def test_a_connection_has_an_age_at_which_it_ends_whatever_it_does(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with place(tmp_path, limits=Limits(sweep=0.05, age=0.4)) as at:
+            await at.serve(ALLOWED)
+            reader, writer = await at.tls(ALLOWED)
+
+            async def busy() -> None:
+                while True:
+                    writer.write(get(at))
+                    await reply(reader)
+
+            with pytest.raises(ConnectionResetError):
+                await busy()
+            writer.close()
+            await at.empty()
+            assert [end.reason for end in at.ends()] == ["age"]
+
+    run(main())
