@@ -129,6 +129,7 @@ class Opening(Stage):
     def _refuse(self, reason: str, description: int | None) -> None:
         """An alert where a TLS client listens; else nothing."""
         self.reason = reason
+        self._counted_off()
         if description is None:
             self.cut(reason)
             return

@@ -32,6 +32,10 @@ class Worker:
         """Serve an accepted connection, whose socket is the worker's from here on. Returns when it has begun or was refused; never raises
         but when cancelled: a connection that fails is closed and recorded.
         """
+        if self._closed:
+            reset_on_close(sock)
+            sock.close()
+            return
         try:
             sock.setblocking(False)
             connection = Connection(self.shared, sock, self._gone)

@@ -281,3 +281,14 @@ def test_stopping_closes_everything(tmp_path: Path) -> None:
             assert {end.reason for end in at.ends()} == {"stopped"}
 
     run(main())
+
+
+def test_a_worker_that_was_stopped_takes_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with place(tmp_path) as at:
+            at.lab.worker.close()
+            with pytest.raises(ConnectionResetError):
+                await (await at.raw(ALLOWED))[0].readexactly(1)
+            await at.empty()
+
+    run(main())

@@ -210,3 +210,24 @@ def test_a_connection_has_an_age_at_which_it_ends_whatever_it_does(tmp_path: Pat
             assert [end.reason for end in at.ends()] == ["age"]
 
     run(main())
+
+
+def test_upstream_connections_have_a_limit_that_is_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with place(tmp_path, limits=Limits(sweep=0.05, upstreams=1)) as at:
+            await at.serve(ALLOWED)
+            reader, writer = await at.tls(ALLOWED)
+            writer.write(get(at))
+            assert (await reply(reader))[0] == 200
+            other, second = await at.tls(ALLOWED)
+            second.write(get(at))
+            status, body = await reply(other)
+            assert (status, b"too_many_upstreams" in body) == (503, True)
+            writer.close()
+            await at.until(lambda: not at.lab.worker.shared.counts.upstreams)
+            second.write(get(at))
+            assert (await reply(other))[0] == 200
+            second.close()
+            await at.empty()
+
+    run(main())
