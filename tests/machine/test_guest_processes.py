@@ -415,18 +415,34 @@ def test_bash_has_job_control(machine: Running) -> None:
     on(machine, test)
 
 
-def test_a_terminal_goes_on_across_sessions_and_hangs_up_when_forgotten(machine: Running) -> None:
+def test_a_terminal_goes_on_across_sessions_and_everything_in_it_ends_when_it_is_forgotten(machine: Running) -> None:
     async def test(place: Place) -> None:
         kept = Kept("pty")
-        watch = "trap 'echo hung up > /tmp/hup; exit' HUP; echo up; while true; do sleep 0.05; done"
-        script = f"setsid sleep 1237.1 & (exec > /dev/null < /dev/tty; true); {watch}"
+        script = "setsid sleep 1237.1 & (exec > /dev/null < /dev/tty; true); echo up; exec sleep 1237.2"
         stream = await kept.start(place.session, sh(script), pty=SIZE)
         await kept.until(stream, lambda out: b"up\r\n" in out)
         stream = await kept.attach(await place.again())
         await stream.send(b"echoed")
         await kept.until(stream, lambda out: out.endswith(b"echoed"))
+        for sleeper in ("1237.1", "1237.2"):
+            await place.until_count(sleeper, 1)
         await forget(place.session, "pty")
-        await place.until_count("1237.1", 0)
+        for sleeper in ("1237.1", "1237.2"):
+            await place.until_count(sleeper, 0)
+
+    on(machine, test)
+
+
+def test_root_and_user_can_still_be_when_the_file_of_accounts_is_gone(machine: Running) -> None:
+    async def test(place: Place) -> None:
+        await place.run("mv", "/etc/passwd", "/etc/passwd.away", user="root")
+        try:
+            assert (await place.run("id", "-u"), await place.run("id", "-u", user="root")) == ("1000\n", "0\n")
+            with pytest.raises(InvalidArgument, match="there is no user"):
+                await place.run("id", "-u", user="daemon")
+        finally:
+            await place.run("mv", "/etc/passwd.away", "/etc/passwd", user="root")
+        assert await place.run("id", "-un", user="daemon") == "daemon\n"
 
     on(machine, test)
 

@@ -8,7 +8,6 @@
 //! When the leader has ended, what it left behind in its cgroup is killed: whatever should outlive a command needs an interface
 //! of its own, and a stream must not hang on a pipe that some daemon holds open.
 
-use std::collections::VecDeque;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,7 +25,6 @@ use crate::sys::{self, Epoll};
 /// The parts of a job that the kernel has news of; numbers are part of epoll tokens.
 pub const SLOTS: u64 = 8;
 const REPORT: u64 = 0;
-const INLET: u64 = 1;
 const OUTLET: u64 = 2;
 const LEAF: u64 = 4;
 /// A message, and what was read behind it.
@@ -69,7 +67,6 @@ pub enum Way {
 struct Outlet {
     pipe: Option<OwnedFd>,
     ready: bool,
-    bytes: u64,
 }
 
 /// A child and its stream.
@@ -92,8 +89,6 @@ pub struct Job {
     aside: Option<OwnedFd>,
     tidy: bool,
     inlet: Option<OwnedFd>,
-    inlet_ready: bool,
-    waiting: VecDeque<u8>,
     /// What the child had taken out of its ring when it was last looked.
     taken: u64,
     /// The child waits for what its ring holds now.
@@ -123,12 +118,10 @@ impl Job {
             aside: None,
             tidy: false,
             inlet: child.inlet,
-            inlet_ready: true,
-            waiting: VecDeque::new(),
             taken: 0,
             bell: false,
             input_ends: false,
-            outlets: child.outlets.map(|pipe| Outlet { pipe, ready: false, bytes: 0 }),
+            outlets: child.outlets.map(|pipe| Outlet { pipe, ready: false }),
             deadline: None,
             timed_out: false,
             ended: false,
@@ -141,9 +134,6 @@ impl Job {
             epoll.add(report.as_fd(), libc::EPOLLIN, token + REPORT)?;
         }
         epoll.add(self.leaf.events(), libc::EPOLLPRI, token + LEAF)?;
-        if let Some(pipe) = &self.inlet {
-            epoll.add(pipe.as_fd(), libc::EPOLLOUT, token + INLET)?;
-        }
         for (lane, outlet) in (0..).zip(&self.outlets) {
             if let Some(pipe) = &outlet.pipe {
                 epoll.add(pipe.as_fd(), libc::EPOLLIN, token + OUTLET + lane)?;
@@ -167,7 +157,7 @@ impl Job {
     pub fn let_go(&mut self, now: Duration) -> bool {
         let goes_on = self.tidy && !self.ended;
         if goes_on {
-            (self.stream, self.aside, self.inlet, self.waiting) = (NOBODY, None, None, VecDeque::new());
+            (self.stream, self.aside, self.inlet) = (NOBODY, None, None);
             self.deadline = Some(now + GRACE);
         }
         goes_on
@@ -197,7 +187,6 @@ impl Job {
     pub fn mark(&mut self, slot: u64) {
         match slot {
             REPORT => self.report_ready = true,
-            INLET => self.inlet_ready = true,
             LEAF => self.leaf_news = true,
             _ => {
                 if let Some(outlet) = self.outlets.get_mut((slot - OUTLET) as usize) {
@@ -228,27 +217,17 @@ impl Job {
         }
     }
 
-    /// Bytes for its standard input.
-    pub fn feed(&mut self, mux: &mut Mux, mut bytes: &[u8]) {
-        if self.inlet.is_none() || matches!(self.way, Way::OutOf(_)) {
-            mux.consumed(self.stream, bytes.len());
-            return;
-        }
-        if let Way::Into(ring) = &self.way {
+    /// Bytes for it, which come through a ring; any other child takes none, and they are dropped.
+    pub fn feed(&mut self, mux: &mut Mux, bytes: &[u8]) {
+        match &self.way {
             // There is place for all that the stream's credit allows; it returns as the child takes the bytes.
-            match ring.write(bytes) {
+            Way::Into(ring) if self.inlet.is_some() => match ring.write(bytes) {
                 // Rung when all that has come is there: the child would run at once, and again for each of the frames behind.
                 Ok((count, bell)) if count == bytes.len() => self.bell |= bell,
                 _ => self.leaf.kill(),
-            }
-            return;
+            },
+            _ => mux.consumed(self.stream, bytes.len()),
         }
-        if self.waiting.is_empty() {
-            let sent = self.write(bytes);
-            mux.consumed(self.stream, sent);
-            bytes = &bytes[sent..];
-        }
-        self.waiting.extend(bytes);
     }
 
     /// A message of the host's. Why not, when it is none that the child waits for: they are few and small.
@@ -281,7 +260,9 @@ impl Job {
         }
         let bell = std::mem::take(&mut self.bell);
         self.toll(bell);
-        self.pour(mux);
+        if self.input_ends {
+            self.inlet = None;
+        }
         let drained = self.outlets.iter().all(|outlet| outlet.pipe.is_none());
         if self.ended && drained && self.empty { self.outcome() } else { Outcome::Pending }
     }
@@ -328,41 +309,6 @@ impl Job {
             }
             None => Outcome::Failed(Failure::guest("the process that did this in the sandbox was killed")),
         }
-    }
-
-    /// Bytes from the stream to the pipe.
-    fn pour(&mut self, mux: &mut Mux) {
-        while self.inlet_ready && !self.waiting.is_empty() && self.inlet.is_some() {
-            let waiting = std::mem::take(&mut self.waiting);
-            let sent = self.write(waiting.as_slices().0);
-            self.waiting = waiting;
-            self.waiting.drain(..sent);
-            mux.consumed(self.stream, sent);
-        }
-        if self.inlet.is_none() && !self.waiting.is_empty() {
-            mux.consumed(self.stream, self.waiting.len());
-            self.waiting = VecDeque::new();
-        }
-        if self.input_ends && self.waiting.is_empty() {
-            self.inlet = None;
-        }
-    }
-
-    /// Write as far as it is taken; a reader that went away takes everything.
-    fn write(&mut self, bytes: &[u8]) -> usize {
-        let mut sent = 0;
-        while let Some(pipe) = self.inlet.as_ref().filter(|_| self.inlet_ready && sent < bytes.len()) {
-            match sys::write(pipe.as_fd(), &bytes[sent..]) {
-                Ok(count) => sent += count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.inlet_ready = false,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => {
-                    self.inlet = None;
-                    return bytes.len();
-                }
-            }
-        }
-        sent
     }
 
     /// Wake the child, which waits for a byte on its standard input.
@@ -414,21 +360,11 @@ impl Job {
                     }
                     news
                 }
-                _ => {
-                    let slot = mux.data_slot(self.stream);
-                    if slot.is_empty() {
-                        return;
-                    }
-                    let news = self.hark(lane, slot);
-                    if let News::Bytes(count) = news {
-                        mux.data_commit(self.stream, lane as u8, count);
-                        self.outlets[lane].bytes += count as u64;
-                    }
-                    news
-                }
+                // A child without a ring says all on its report.
+                _ => News::End,
             };
             match news {
-                News::Bytes(_) => {}
+                News::Bells => {}
                 News::End => self.outlets[lane].pipe = None,
                 News::None => {
                     self.outlets[lane].ready = false;
@@ -440,12 +376,12 @@ impl Job {
         }
     }
 
-    /// Read from a pipe of the child's.
+    /// Read bells from a pipe of the child's.
     fn hark(&self, lane: usize, buf: &mut [u8]) -> News {
         let Some(pipe) = &self.outlets[lane].pipe else { return News::End };
         loop {
             match sys::read(pipe.as_fd(), buf) {
-                Ok(count @ 1..) => return News::Bytes(count),
+                Ok(1..) => return News::Bells,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return News::None,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Ok(0) | Err(_) => return News::End,
@@ -460,7 +396,7 @@ pub fn unwanted(stream: u32) -> Failure {
 }
 
 enum News {
-    Bytes(usize),
+    Bells,
     None,
     End,
 }

@@ -1,6 +1,11 @@
 //! Accounts, from the text of `/etc/passwd` and `/etc/group`: no name service, so nothing of the guest's libraries is loaded.
 
+use std::io;
+
 use space_protocol::Failure;
+
+/// Where somebody has removed the file (`rm -rf /`): root, and the user of our templates, can still be, to look and to mend.
+const WITHOUT_PASSWD: &[u8] = b"root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n";
 
 /// Who a process runs as.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,8 +57,14 @@ fn number(text: &[u8]) -> Option<u32> {
 impl Account {
     /// The account of that name on this system; called in a child, because guest root can make reading `/etc` hang.
     pub fn load(name: &str) -> Result<Self, Failure> {
-        let read = |path: &str| std::fs::read(path).map_err(|error| Failure::guest(format!("{path} cannot be read: {error}")));
-        find(name, &read("/etc/passwd")?, &read("/etc/group").unwrap_or_default())
+        let read = |path: &str| match std::fs::read(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(Failure::guest(format!("{path} cannot be read: {error}"))),
+            Ok(text) => Ok(Some(text)),
+        };
+        let passwd = read("/etc/passwd")?;
+        let group = read("/etc/group").ok().flatten();
+        find(name, passwd.as_deref().unwrap_or(WITHOUT_PASSWD), group.as_deref().unwrap_or_default())
             .ok_or_else(|| Failure::invalid(format!("there is no user {name:?} in the sandbox")))
     }
 
@@ -65,7 +76,7 @@ impl Account {
                 && libc::setresgid(self.gid, self.gid, self.gid) == 0
                 && libc::setresuid(self.uid, self.uid, self.uid) == 0
         };
-        if done { Ok(()) } else { Err(Failure::guest(format!("cannot become {}: {}", self.name, std::io::Error::last_os_error()))) }
+        if done { Ok(()) } else { Err(Failure::guest(format!("cannot become {}: {}", self.name, io::Error::last_os_error()))) }
     }
 
     /// The environment that a login of this user begins with.
@@ -96,6 +107,14 @@ mod tests {
         let user = find("user", PASSWD, GROUP).unwrap();
         assert_eq!((user.uid, user.gid, user.groups), (1000, 1000, vec![1000, 27]));
         assert_eq!((user.home, user.shell), (b"/home/user".to_vec(), b"/bin/sh".to_vec()));
+    }
+
+    #[test]
+    fn root_and_the_user_of_templates_are_known_without_a_file() {
+        let ids = |name| find(name, WITHOUT_PASSWD, b"").map(|account| (account.uid, account.gid, account.groups));
+        assert_eq!(ids("root"), Some((0, 0, vec![0])));
+        assert_eq!(ids(crate::exec::DEFAULT_USER), Some((1000, 1000, vec![1000])));
+        assert_eq!(ids("daemon"), None);
     }
 
     #[test]

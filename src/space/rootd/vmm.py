@@ -163,7 +163,13 @@ def _spawn(place: Place, record: Record, plan: jail.Jail) -> tuple[int, int]:
         jail.become(plan, go_reader, errors_writer)
     os.close(go_reader)
     os.close(errors_writer)
-    pidfd = os.pidfd_open(pid)
+    try:
+        pidfd = os.pidfd_open(pid)
+    except BaseException:
+        os.close(go)  # the child waits for a word on it, and ends without one
+        os.close(errors)
+        os.waitpid(pid, 0)
+        raise
     try:
         with os.fdopen(errors, "rb") as failure:
             try:

@@ -231,9 +231,10 @@ async def test_a_vmm_that_ran_out_of_memory_is_told_apart(answer: Usage | Except
         ("kvm", False, None, "kvm"),
         ("auto", False, None, "tcg"),
         ("auto", True, None, None),
-        ("auto", True, Verdict("kvm", "", "boot", "k1"), "kvm"),
-        ("auto", True, Verdict("kvm", "", "another", "k1"), None),
-        ("auto", True, Verdict("kvm", "", "boot", "k0"), None),
+        ("auto", True, Verdict("kvm", "", "boot", "k1", probed=True), "kvm"),
+        ("auto", True, Verdict("tcg", "this host has no /dev/kvm", "boot", "k1"), None),
+        ("auto", True, Verdict("kvm", "", "another", "k1", probed=True), None),
+        ("auto", True, Verdict("kvm", "", "boot", "k0", probed=True), None),
     ],
 )
 def test_when_a_probe_is_needed(setting: str, device: bool, cached: Verdict | None, expected: str | None) -> None:

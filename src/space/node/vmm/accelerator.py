@@ -15,6 +15,9 @@ import os
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal, cast
+
+import msgspec
 
 from space.model.errors import SpaceError, Unavailable
 
@@ -26,12 +29,13 @@ _UNTRIED = "try again; the setting `accelerator` decides without a probe"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """accelerator: `kvm` or `tcg`; why, in a sentence. boot_id, kernel: what it was decided for."""
+    """accelerator: `kvm` or `tcg`; why, in a sentence. boot_id, kernel: what it was decided for. probed: a guest has tried it out."""
 
-    accelerator: str
+    accelerator: Literal["kvm", "tcg"]
     why: str
     boot_id: str
     kernel: str
+    probed: bool = False
 
 
 # Boots a guest of this kernel's template with KVM: None when it said hello, else why it did not; raises when it could not be tried.
@@ -42,10 +46,11 @@ Probe = Callable[[str], Awaitable[str | None]]
 def without_probe(setting: str, *, device_is_there: bool, boot_id: str, kernel: str, cached: Verdict | None) -> Verdict | None:
     """The verdict where none is needed of a guest; None: probe."""
     if setting != "auto":
-        return Verdict(setting, f"the operator set accelerator = {setting}", boot_id, kernel)
+        return Verdict(cast("Literal['kvm', 'tcg']", setting), f"the operator set accelerator = {setting}", boot_id, kernel)
     if not device_is_there:
         return Verdict("tcg", "this host has no /dev/kvm", boot_id, kernel)
-    if cached is not None and (cached.boot_id, cached.kernel) == (boot_id, kernel):
+    # Any other reason (no device then, an operator's word) may hold no more, or be of another instance: serve hands the file on unread.
+    if cached is not None and cached.probed and (cached.boot_id, cached.kernel) == (boot_id, kernel):
         return cached
     return None
 
@@ -63,8 +68,8 @@ def kvm_is_there() -> bool:
 def load(directory: Path) -> Verdict | None:
     """The verdict that was kept in the node's data directory, if there is one (doctor reads it too)."""
     try:
-        return Verdict(**json.loads((directory / _FILE).read_text()))
-    except (FileNotFoundError, ValueError, TypeError):
+        return msgspec.json.decode((directory / _FILE).read_bytes(), type=Verdict)
+    except (FileNotFoundError, msgspec.MsgspecError, ValueError, RecursionError):
         return None
 
 
@@ -117,9 +122,9 @@ class Accelerators:
                 error.hint = error.hint or _UNTRIED
                 raise
             if failure is None:
-                ready = Verdict("kvm", "a probe guest said hello under KVM", self._boot_id, kernel)
+                ready = Verdict("kvm", "a probe guest said hello under KVM", self._boot_id, kernel, probed=True)
             else:
-                ready = Verdict("tcg", f"a probe guest under KVM did not get there: {failure}", self._boot_id, kernel)
+                ready = Verdict("tcg", f"a probe guest under KVM did not get there: {failure}", self._boot_id, kernel, probed=True)
         log.info("accelerator for kernel %s: %s (%s)", kernel, ready.accelerator, ready.why)
         if self._setting == "auto":  # what an operator set is no finding, and serve hands findings on to other instances
             _save(self._directory, ready)
