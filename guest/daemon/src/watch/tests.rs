@@ -233,3 +233,18 @@ fn what_is_used_up_is_named() {
     }
     assert_eq!(exhausted(b"/x", &io::Error::from_raw_os_error(libc::EACCES)).code, "permission_denied");
 }
+
+#[test]
+fn a_file_without_a_name_is_told_by_nothing_until_it_has_one() {
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+    let scratch = Scratch::new();
+    let watching = Watching::start(&scratch.path("."), false);
+    let nameless = fs::OpenOptions::new().write(true).custom_flags(libc::O_TMPFILE).open(scratch.path("."));
+    if let Ok(mut file) = nameless {
+        file.write_all(b"x").unwrap();
+    }
+    fs::write(scratch.path("#12"), "x").unwrap();
+    fs::write(scratch.path("last"), "").unwrap();
+    assert_eq!(watching.until("created last"), ["created #12", "modified #12", "created last"]);
+}
