@@ -266,7 +266,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// Whether it is a file without a name (O_TMPFILE, as an atomic write has): the kernel tells of it as `#` and its number.
+    /// Whether it is a file without a name (`O_TMPFILE`, as an atomic write has): the kernel tells of it as `#` and its number.
     fn is_nameless(&self, name: &[u8], path: &[u8]) -> bool {
         let numbered = name.strip_prefix(b"#").is_some_and(|rest| !rest.is_empty() && rest.iter().all(u8::is_ascii_digit));
         numbered && std::fs::symlink_metadata(self.top.join(OsStr::from_bytes(path))).is_err()
