@@ -6,6 +6,7 @@ control passed on; an upload that breaks off resets the node's stream, and the g
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import re
@@ -20,7 +21,7 @@ from space.control.answers import Answer
 from space.control.call import Call, flag, number
 from space.control.content import ContentAnswer, Wish, etag, head_fields, precondition, wish
 from space.control.services import Services
-from space.control.transfer import Count, upload
+from space.control.transfer import Count, events, upload
 from space.control.wire import check_user
 from space.control.wire_files import (
     ChmodRequest,
@@ -37,7 +38,7 @@ from space.control.wire_files import (
 from space.core.wire import files as guest
 from space.core.wire.events import Message
 from space.core.wire.guest import Done, decode, expect
-from space.model.errors import GuestError, InvalidArgument, ProtocolError
+from space.model.errors import DeadlineExceeded, GuestError, InvalidArgument, ProtocolError
 from space.rpc.node_api import Forward
 
 _MODE = re.compile(r"0[0-7]{1,4}\Z")
@@ -98,9 +99,9 @@ async def head(call: Call, services: Services) -> Answer:
     request = guest.FileRead(where.path, where.user, 0, 0)
     with services.activity.during(where.sandbox):
         async with await services.link.open("file_read", where.ask(request), bulk=True, finish=True) as stream:
-            event = await anext(aiter(stream), None)
+            event = await anext(events(stream, "the file"))
             if not isinstance(event, Message):
-                raise ProtocolError("the node ended the file's stream without saying what it is")
+                raise ProtocolError("the guest sent bytes before it said what the file is")
             file = expect(guest.FileAnswer, event.payload).file
     asked = Wish.of(call.headers)
     fields = head_fields(file)
@@ -154,20 +155,24 @@ async def listed(call: Call, services: Services) -> Answer:
     where = await _where(call, services)
     request = guest.FileList(where.path, where.user, depth, after, limit)
     found: list[guest.File] = []
-    more: bool | None = None
+    more = False
     with services.activity.during(where.sandbox):
-        async with await services.link.open("file_list", where.ask(request), bulk=True, finish=True) as stream:
-            async for event in stream:
-                told = decode(event.payload) if isinstance(event, Message) else None
-                match told:
-                    case guest.Files(some) if len(found) + len(some) <= limit:
-                        found += some
-                    case guest.Listed(more):
-                        pass
-                    case _:
-                        raise ProtocolError("the guest answered a list with something else, or with more than was asked for")
-    if more is None:
-        raise ProtocolError("the guest's list has no end")
+        try:
+            async with (
+                asyncio.timeout(limits.FILE_SECONDS),  # whatever the guest does: its file system may hang, or it may tell for ever
+                await services.link.open("file_list", where.ask(request), bulk=True, finish=True) as stream,
+            ):
+                async for event in events(stream, "the list"):
+                    told = decode(event.payload) if isinstance(event, Message) else None
+                    match told:
+                        case guest.Files(some) if len(found) + len(some) <= limit:
+                            found += some
+                        case guest.Listed(more):
+                            break
+                        case _:
+                            raise ProtocolError("the guest answered a list with something else, or with more than was asked for")
+        except TimeoutError:
+            raise DeadlineExceeded(f"the guest did not list the directory within {limits.FILE_SECONDS:g} s") from None
     cursor = base64.urlsafe_b64encode(found[-1].name).decode().rstrip("=") if more and found else None
     return _answer(FileList([file_info(one) for one in found], cursor))
 
@@ -258,7 +263,7 @@ async def symlink(call: Call, services: Services) -> Answer:
 
 def _check_owner(field: str, text: str | None) -> str | None:
     """A name or number of an owner or a group, or None; InvalidArgument otherwise."""
-    if text is None or (text.isascii() and text.isdigit() and int(text) < 2**32 - 1):
+    if text is None or (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 2**32 - 1):
         return text
     try:
         return check_user(text)

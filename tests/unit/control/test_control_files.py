@@ -13,6 +13,8 @@ import httpx
 import pytest
 
 from space.control import content, limits
+from space.core.wire import files as guest
+from space.rpc.stream import Stream
 from space.testing.simcontrol import World, dialogue, until
 from space.testing.simfiles import SimFiles
 
@@ -312,6 +314,30 @@ async def test_a_wrong_request_is_refused_with_a_remedy_and_reaches_no_guest(wor
     for raw in (b'{"path": "\\udcff"', b'{"path": "\\udcff", "mode": NaN}', b"[" * 50_000 + b'"\\udcff"'):
         assert (await world.client.post(path + "/mkdir", content=raw)).status_code == 400
     assert held.inodes == before
+
+
+@dialogue()
+async def test_a_guest_that_never_ends_its_answer_is_not_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "FILE_SECONDS", 0.2)
+    monkeypatch.setattr(limits, "TREE_STALL_SECONDS", 0.2)
+    path, _ = await files(world)
+
+    async def silent(stream: Stream, _: bytes) -> None:
+        await asyncio.Event().wait()
+
+    async def endless(stream: Stream, _: bytes) -> None:
+        while True:
+            await stream.send_message(guest.Files([]))
+            await asyncio.sleep(0.01)
+
+    for told in (silent, endless):
+        world.node._verbs |= {"file_list": told, "file_read": silent}
+        answer = await world.client.get(f"{path}?path=/")
+        assert (answer.status_code, answer.json()["code"]) == (504, "deadline_exceeded")
+    assert (await world.client.head(f"{path}/content?path=/x")).status_code == 504
+    assert (await world.client.get(f"{path}/content?path=/x")).status_code == 504
+    assert world.services is not None
+    assert world.services.activity.active(path.split("/")[3]) == 0
 
 
 @dialogue()
