@@ -199,6 +199,8 @@ fn furnish() -> io::Result<Workloads> {
     let proc = sys::open("/proc", libc::O_RDONLY | libc::O_DIRECTORY)?;
     let number = |name: &CStr| sys::read_small(&proc, name).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(1024);
     sys::write_small(&proc, c"self/oom_score_adj", "-1000")?;
+    // A watch is an inotify instance of the user's, of which the kernel gives 128; hundreds are watched at once, beside tools that do so too.
+    let _ = sys::write_small(&proc, c"sys/fs/inotify/max_user_instances", "1024");
     // SAFETY: plain calls. Workloads at full load must not keep the channel from being answered.
     unsafe {
         libc::umask(0o022);
