@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from space.host import namespaces, process, syscalls
-from space.model.errors import Conflict, Gone, InvalidArgument, NotFound, SpaceError
+from space.model.errors import Conflict, Gone, InvalidArgument, NoCapacity, NotFound, SpaceError
 from space.model.rootd import CreateSandbox, StartVmm
 from space.rootd import sandboxes, slots, vmm
 from space.rootd.sweep import sweep
@@ -75,6 +75,29 @@ def test_disk_smaller_than_the_template_is_refused(host: RootHost, disk_mib: int
     with pytest.raises(InvalidArgument, match=r"disk_mib is at least 8, the size of template 'test'"):
         host.prepare(disk_mib=disk_mib)
     assert list(host.instance.sandboxes.iterdir()) == []
+
+
+def test_full_disk_refuses_a_sandbox_and_keeps_nothing_of_it(unserved: RootHost) -> None:
+    place = unserved.instance.sandboxes
+    place.mkdir(mode=0o711, parents=True, exist_ok=True)
+    process.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=711", "none", str(place)])
+    try:
+        unserved.start_rootd()
+        filler = place / ".filler"
+        with pytest.raises(OSError, match="No space left"):
+            filler.write_bytes(bytes(1 << 20))
+        with pytest.raises(NoCapacity, match="No space left|full"):
+            unserved.prepare(disk_mib=32)
+        assert [entry.name for entry in place.iterdir()] == [".filler"]
+        filler.unlink()
+        request = unserved.prepare(disk_mib=32)
+        assert (place / request.sandbox / "disk.img").stat().st_size == 32 << 20
+        unserved.ask(lambda client: client.destroy_sandbox(request.sandbox, request.generation))
+        unserved.stop_rootd()
+    finally:
+        if unserved.rootd is not None:
+            unserved.stop_rootd()
+        syscalls.umount2(str(place))
 
 
 def test_unknown_template_is_not_found(host: RootHost) -> None:

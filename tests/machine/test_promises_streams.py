@@ -12,6 +12,9 @@ import pytest
 
 import space
 from space import AsyncClient, AsyncSandbox, Gap, Output
+from space.model.errors import Conflict
+from space.model.files import FileChange
+from space.sdk import OutputLost
 from space.serve.private import Served
 from space.testing.simcontrol import until
 
@@ -180,7 +183,7 @@ def test_five_hundred_processes_and_two_hundred_watchers_live_in_one_guest(serve
                 print(f"noop {number}: {(time.monotonic() - asked) * 1000:.0f} ms")
             await sandbox.run("for d in w/*; do : > $d/new; done", check=True)
             changes = await asyncio.gather(*(anext(watch) for watch in watches))
-            assert {(change.kind, change.path) for change in changes if isinstance(change, space.FileChange)} == {("created", "new")}
+            assert {(change.kind, change.path) for change in changes if isinstance(change, FileChange)} == {("created", "new")}
             for number, process in enumerate(processes):
                 await process.write_stdin(str(number), close=True)
             ended = await asyncio.gather(*(process.result() for process in processes[:50]))
@@ -225,7 +228,7 @@ def test_beyond_the_spools_quota_the_oldest_output_is_lost_and_told_by_offset_an
     kept = b"".join(item.data for item in rest if isinstance(item, Output))
     assert 64 << 10 <= len(kept) <= 256 << 10
     assert kept == whole[gap.bytes :]
-    with pytest.raises(space.sdk.OutputLost):
+    with pytest.raises(OutputLost):
         process.result()
     process.delete()
 
@@ -273,7 +276,7 @@ def test_the_end_of_input_and_a_reader_that_has_gone_are_told(roomy: space.Sandb
     process = roomy.start(["head", "-c", "3"], stdin=True)
     process.write_stdin("abc")
     assert process.wait().code == 0
-    with pytest.raises(space.model.errors.Conflict):
+    with pytest.raises(Conflict):
         process.write_stdin("more")
     assert process.result().text == "abc"
     # In the guest, whoever writes to a reader that has gone learns it as ever.

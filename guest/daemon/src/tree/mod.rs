@@ -101,7 +101,7 @@ fn fault(what: &str, path: &[u8], error: &io::Error) -> Failure {
             libc::ENOTDIR | libc::EEXIST | libc::EISDIR | libc::ENOTEMPTY | libc::ENAMETOOLONG | libc::ELOOP | libc::EINVAL | libc::EXDEV,
         ) => "invalid_argument",
         Some(libc::ENOSPC | libc::EDQUOT) => {
-            return Failure::new("too_large", format!("cannot {what} '{}': the sandbox's disk is full", shown(path)));
+            return Failure::new("no_capacity", format!("cannot {what} '{}': the sandbox's disk is full", shown(path)));
         }
         Some(libc::EFBIG) => "too_large",
         _ => "guest_error",
