@@ -27,7 +27,7 @@ from space.model.errors import (
     Unavailable,
 )
 from space.model.sandbox import Phase, SandboxInfo
-from space.rpc.node_api import Create, Empty, SandboxList, SandboxState
+from space.rpc.node_api import Create, SandboxState
 
 _NEVER_BEGUN = (InvalidArgument, NotFound, TooLarge)  # of these a node's words before `preparing` mean that it made nothing
 
@@ -131,10 +131,10 @@ class Creation:
         if not self._link.is_up or entry.record.phase in SETTLED:
             return
         try:
-            there = await self._link.call("list", Empty(), SandboxList)
+            there = await self._link.list()
         except SpaceError:
             return  # and the session after that decides
-        level = next((one for one in there.sandboxes if one.sandbox == entry.record.id), None)
+        level = next((one for one in there if one.sandbox == entry.record.id), None)
         if level is not None:
             self._heed(level)
         else:

@@ -162,6 +162,14 @@ class NodeLink:
                 raise LinkLost("the connection to the node was lost during create") from error
             raise
 
+    async def list(self) -> list[SandboxState]:
+        """Every sandbox of the node. Unavailable, DeadlineExceeded, ProtocolError."""
+        try:
+            async with asyncio.timeout(limits.CALL_SECONDS):
+                return await _list(self._session())
+        except TimeoutError:
+            raise DeadlineExceeded(f"the node did not list its sandboxes within {limits.CALL_SECONDS:g} s") from None
+
     async def open(self, verb: str, request: Any, *, bulk: bool = False, finish: bool = False) -> Stream:
         """An open stream: a context manager that resets it, and ends the work behind it, when it is left before the end."""
         return await self._session().open(verb, _marked(request), bulk=bulk, finish=finish)

@@ -396,3 +396,10 @@ async def test_what_takes_power_away_is_on_the_disk_before_the_answer_and_a_crea
     key = (await world.client.post("/v1/keys", json={"tenant": "acme"})).json()
     await world.client.delete(f"/v1/keys/{key['id']}")
     assert durable == [True, True]
+
+
+@dialogue()
+async def test_a_node_tells_its_sandboxes_in_as_many_messages_as_it_likes(world: World) -> None:
+    made = {await world.create() for _ in range(5)}
+    assert world.services is not None
+    assert {level.sandbox for level in await world.services.link.list()} == made
