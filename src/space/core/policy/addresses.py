@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Literal
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -115,6 +116,21 @@ def kind_of(address: Address) -> str | None:
     value = int(address)
     at = bisect_right(starts, value) - 1
     return rows[at] if at >= 0 else None
+
+
+def refused_ranges(version: Literal[4, 6]) -> list[tuple[Address, Address]]:
+    """First and last address of every range that is special, in order, the longest there are: for a packet filter as the second layer."""
+    starts, rows = _TABLE[version]
+    kind = IPv4Address if version == 4 else IPv6Address
+    merged: list[tuple[int, int]] = []
+    for start, end, row in zip(starts, [*starts[1:], 1 << (32 if version == 4 else 128)], rows, strict=True):
+        if row is None:
+            continue
+        if merged and merged[-1][1] + 1 == start:
+            merged[-1] = (merged[-1][0], end - 1)
+        else:
+            merged.append((start, end - 1))
+    return [(kind(first), kind(last)) for first, last in merged]
 
 
 def _isatap(address: IPv6Address) -> IPv4Address | None:
