@@ -6,30 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from space.core.policy.verdict import Allow, Asked, Stack
+from space.core.rates import Bucket
+
+__all__ = ["Bucket", "Budget", "Exceeded", "Spending", "of_flow", "of_request"]
 
 Exceeded = Literal["budget_sent", "budget_received"]
-
-
-class Bucket:
-    """A token bucket: `burst` at once, `rate` a second."""
-
-    __slots__ = ("_at", "_burst", "_left", "_rate")
-
-    def __init__(self, rate: float, burst: int) -> None:
-        self._rate = rate
-        self._burst = burst
-        self._left = float(burst)
-        self._at: float | None = None
-
-    def take(self, now: float) -> bool:
-        """One token, if there is one."""
-        if self._at is not None:
-            self._left = min(self._burst, self._left + (now - self._at) * self._rate)
-        self._at = now
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,83 +1,17 @@
-"""What is written down of a sandbox's traffic: one record for each decision on a name, each connection, each request.
+"""How a worker passes its records on: denials above a rate are counted and told together (the records themselves: `space.audit.records`).
 
-Query strings are kept as keys only, bodies and fields not at all, so that no record can hold a secret. Denials above a rate are counted
-and told together: a guest that floods cannot make the record grow, nor hide that it did. recorded: no rule allows it, and it was let
-through because the policy of a template under construction only records.
+A guest that floods cannot make the record grow, nor hide that it did.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
-import msgspec
-
+from space.audit.records import MOST_PATH, Connected, Kind, NameDecided, Record, Repeated, Requested
 from space.gateway.budgets import Bucket
 
-Kind = Literal["name", "connection", "request"]
-MOST_PATH = 1024
+__all__ = ["MOST_PATH", "Connected", "Kind", "NameDecided", "Record", "Recorder", "Repeated", "Requested"]
 
-
-class NameDecided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="name"):
-    """A DNS query. address: what the guest was told. reason: why it was refused."""
-
-    sandbox: str
-    name: str
-    qtype: int
-    reason: str = ""
-    rule: str = ""
-    recorded: bool = False
-    address: str = ""
-
-
-class Connected(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="connection"):
-    """A connection that has ended. reason: why, empty when both sides were done. sent, received: bytes as the guest's side saw them."""
-
-    sandbox: str
-    id: str
-    name: str
-    port: int
-    scheme: str = ""
-    rule: str = ""
-    recorded: bool = False
-    reason: str = ""
-    requests: int = 0
-    sent: int = 0
-    received: int = 0
-    seconds: float = 0.0
-    upstream: str = ""
-
-
-class Requested(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="request"):
-    """A request that has ended. query: keys. status: what the guest was answered. sent, received: bytes toward and from the upstream."""
-
-    sandbox: str
-    id: str
-    name: str
-    port: int
-    method: str = ""
-    path: str = ""
-    query: tuple[str, ...] = ()
-    status: int = 0
-    rule: str = ""
-    recorded: bool = False
-    reason: str = ""
-    sent: int = 0
-    received: int = 0
-    seconds: float = 0.0
-    upstream: str = ""
-
-
-class Repeated(msgspec.Struct, frozen=True, kw_only=True, tag="repeated"):
-    """Denials that were counted instead of written. of: the kind of record."""
-
-    sandbox: str
-    of: Kind
-    reason: str
-    count: int
-
-
-Record = NameDecided | Connected | Requested | Repeated
 _KINDS: dict[type, Kind] = {NameDecided: "name", Connected: "connection", Requested: "request"}
 
 

@@ -27,6 +27,8 @@ PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEA
 
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC = 1, 2, 4, 8
 
+MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT = 1, 2, 4
+
 NSFS_MAGIC = 0x6E73_6673
 _AT_FDCWD, _AT_EMPTY_PATH, _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = -100, 0x1000, 1, 4
 
@@ -114,6 +116,11 @@ def prctl(option: int, argument: int = 0, third: int = 0) -> int:
     """An operation on this process, with up to two arguments."""
     rest = (ctypes.c_ulong(argument), ctypes.c_ulong(third), ctypes.c_ulong(0), ctypes.c_ulong(0))
     return _checked(_libc.prctl(ctypes.c_int(option), *rest), f"prctl {option}")
+
+
+def mlockall(flags: int) -> None:
+    """Keep this process's memory out of swap; needs CAP_IPC_LOCK or room under RLIMIT_MEMLOCK."""
+    _checked(_libc.mlockall(ctypes.c_int(flags)), f"mlockall {flags}")
 
 
 def drop_capabilities() -> None:

@@ -1,0 +1,1 @@
+"""The keeper of the gateway's records: the one process that writes them."""
