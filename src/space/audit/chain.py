@@ -1,7 +1,8 @@
 """A hash chain over lines of JSON, and what is wrong with one. Bytes in, bytes and findings out.
 
     line   {"n": 7, ...fields..., "h": "<hex SHA-256 of the previous line's hash and of this line without h>"} and a line feed
-    head   {"writer": "gateway", "n": 7, "h": "...", "mac": "<hex HMAC-SHA-256 by the broker's key>"}
+    head   {"writer": "gateway", "n": 7, "h": "...", "mac": "<hex authentication by the broker's key>"}
+    base   the same shape: the records up to n were removed on purpose, and the chain goes on behind the hash h
 
 Whoever can write the file can write a chain, so the chain alone proves nothing: its head (count and hash) is authenticated with a key
 that the writer does not have, and kept outside of the file once a second and at the end. What was written after the last head and before
@@ -12,9 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -42,9 +43,19 @@ class Writer:
         self.count += 1
         return body[:-1] + b',"h":"' + self.last.hex().encode() + b'"}\n'
 
-    def head(self, mac: Mac) -> bytes:
+    def copy(self) -> Writer:
+        """Another one at the same place: for lines that may turn out not to be written."""
+        return Writer(self.writer, self.count, self.last)
+
+    def head(self, mac: Callable[[bytes], bytes]) -> bytes:
         """What is kept elsewhere. mac: the broker's authentication of (writer, count, hash)."""
         return head_line(self.writer, self.count, self.last, mac(statement(self.writer, self.count, self.last)))
+
+
+class Holds(Protocol):
+    """Whoever can tell whether a code is the broker's of that data."""
+
+    def holds(self, data: bytes, mac: bytes, /) -> bool: ...
 
 
 class Mac:
@@ -70,12 +81,20 @@ def statement(writer: str, count: int, last: bytes) -> bytes:
     return b"space audit head\0" + writer.encode() + b"\0" + count.to_bytes(8, "big") + last
 
 
+def base_statement(writer: str, count: int, last: bytes) -> bytes:
+    """What a base says: records up to there were removed on purpose. Never the bytes of a head."""
+    return b"space audit base\0" + writer.encode() + b"\0" + count.to_bytes(8, "big") + last
+
+
 def head_line(writer: str, count: int, last: bytes, mac: bytes) -> bytes:
     """A head as it is kept."""
     return _ENCODER.encode({"writer": writer, "n": count, "h": last.hex(), "mac": mac.hex()}) + b"\n"
 
 
-Problem = Literal["not_a_record", "out_of_order", "changed", "torn", "cut_off", "head_missing", "head_forged", "head_of_another"]
+Problem = Literal[
+    "not_a_record", "out_of_order", "changed", "torn", "cut_off",
+    "head_missing", "head_forged", "head_of_another", "head_old", "base_forged",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +121,35 @@ class Verified:
         return all(finding.problem == "torn" for finding in self.findings)
 
 
-def verify(lines: Iterable[bytes], head: bytes | None, writer: str, mac: Mac) -> Verified:
+def verify(
+    lines: Iterable[bytes],
+    head: bytes | None,
+    writer: str,
+    mac: Holds,
+    *,
+    base: bytes | None = None,
+    floor: tuple[int, bytes] | None = None,
+) -> Verified:
     """What a chain is worth. lines: as they lie in the file, each with its end; of rotated files all, oldest first.
 
+    base: what says that the beginning was removed on purpose. floor: (count, hash) up to which the broker itself remembers to have vouched;
+    with it, files that were put back together with their older head are found as well.
     The first thing that is wrong ends the reading: what comes behind it is chained to nothing.
     """
-    vouched, problem = _head(head, writer, mac)
+    vouched, problem = _head(head, writer, mac, statement)
     findings = [] if problem is None else [problem]
-    last, count, at_head = START, 0, vouched is not None and vouched == (0, START)
+    if floor is not None and floor[0] and (vouched is None or floor[0] > vouched[0]):
+        vouched = floor
+    last, count = START, 0
+    if base is not None:
+        begin, problem = _head(base, writer, mac, base_statement)
+        if begin is None:
+            return Verified(0, 0, START, (*findings, Finding("base_forged", 0, "what says that records were removed is not the broker's")))
+        count, last = begin
+        if vouched is not None and vouched[0] < count:
+            old = f"the head vouches for {vouched[0]} records, and {count} were removed after it"
+            return Verified(0, 0, START, (*findings, Finding("head_old", 0, old)))
+    at_head = vouched == (count, last)
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n"):
             findings.append(Finding("torn", number, "the last line is incomplete: its writer died in the middle of it"))
@@ -140,9 +180,21 @@ def verify(lines: Iterable[bytes], head: bytes | None, writer: str, mac: Mac) ->
     return Verified(sure, count - sure, last, tuple(findings))
 
 
-def resume(lines: Iterable[bytes], writer: str) -> Writer:
-    """The end of a file's chain, to go on from after a crash; a torn last line is left out (the caller cuts it off). ValueError."""
-    last, count = START, 0
+def ending(line: bytes) -> tuple[int, bytes]:
+    """(count, hash) of a record by itself, which proves nothing. ValueError when it is none."""
+    body, told = _taken_apart(line)
+    number = -1 if body is None else _number(body)
+    if told is None or not 0 < number < 1 << 63:
+        raise ValueError("the line is no record")
+    return number, told
+
+
+def resume(lines: Iterable[bytes], writer: str, *, after: tuple[int, bytes] = (0, START)) -> Writer:
+    """The end of a file's chain, to go on from after a crash; a torn last line is left out (the caller cuts it off). ValueError.
+
+    after: what the file follows, the end of the one before it.
+    """
+    count, last = after
     for line in lines:
         if not line.endswith(b"\n"):
             break
@@ -186,7 +238,9 @@ class _Head(msgspec.Struct, forbid_unknown_fields=True):
     mac: str
 
 
-def _head(head: bytes | None, writer: str, mac: Mac) -> tuple[tuple[int, bytes] | None, Finding | None]:
+def _head(
+    head: bytes | None, writer: str, mac: Holds, says: Callable[[str, int, bytes], bytes]
+) -> tuple[tuple[int, bytes] | None, Finding | None]:
     if head is None:
         return None, Finding("head_missing", 0, "there is no head: nobody vouches for any record")
     try:
@@ -196,6 +250,6 @@ def _head(head: bytes | None, writer: str, mac: Mac) -> tuple[tuple[int, bytes] 
         return None, Finding("head_forged", 0, "the head is no head")
     if told.writer != writer:
         return None, Finding("head_of_another", 0, f"the head is of {told.writer[:40]!r} and not of {writer!r}")
-    if not 0 <= count < 1 << 63 or not mac.holds(statement(writer, count, last), code):
+    if len(last) != 32 or not 0 <= count < 1 << 63 or not mac.holds(says(writer, count, last), code):
         return None, Finding("head_forged", 0, "the head was not authenticated by this broker")
     return (count, last), None

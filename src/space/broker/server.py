@@ -1,0 +1,119 @@
+"""The composition root of the broker: the process that holds every key of the gateway, and speaks to nobody outside.
+
+    python -I -m space.broker.server --data DIR --listen-fd N --peer-uid UID [--keyring FILE] [--ready-fd N]
+
+--data is its own directory (0700): `store.db`, sealed. The ring of wrapping keys comes from a file of its uid (0600) or the variable
+SPACE_BROKER_KEY; a broker without one does not start. A new first key in the ring: everything is wrapped anew before it is ready.
+What it does so far: roots, intermediates, leaves, heads of audit chains. Requests: `space.rpc.broker_api`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Collection
+from datetime import UTC, datetime
+from pathlib import Path
+
+from space.broker import keyring
+from space.broker.desk import Desk
+from space.broker.heads import Heads
+from space.broker.lives import Lives
+from space.broker.roots import Roots
+from space.broker.store import Store
+from space.config import logs
+from space.config.hold import hold
+from space.config.ready import say_ready
+from space.host.private import keep_memory_private
+from space.model.errors import InvalidArgument, SpaceError
+from space.rpc.packets import Listening
+
+log = logging.getLogger("space.broker")
+
+STORE = "store.db"
+
+
+def open_store(data: Path, ring: keyring.Keyring) -> Store:
+    """The store below `data`, wrapped under the ring's first key. InvalidArgument when others could get at it."""
+    facts = data.stat()
+    if facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+        raise InvalidArgument(
+            f"{data} is mode {facts.st_mode & 0o7777:04o} of uid {facts.st_uid}", hint=f"it has to be 0700 of uid {os.geteuid()}"
+        )
+    store = Store(data / STORE, ring)
+    try:
+        turned = store.turn(ring)
+    except BaseException:
+        store.close()
+        raise
+    if turned:
+        log.info("%d secrets were wrapped anew, under key %s; older keys may leave the ring", turned, ring.current.hex())
+    return store
+
+
+def compose(store: Store) -> Desk:
+    """The broker, within the event loop."""
+
+    def now() -> datetime:
+        return datetime.now(UTC)
+
+    roots = Roots(store)
+    return Desk(roots, Lives(roots, now, time.monotonic), Heads(store), now, time.monotonic)
+
+
+async def run(store: Store, listener: socket.socket, uids: Collection[int], ready_fd: int | None) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    desk = compose(store)
+    listening = Listening(listener, uids, desk.connected)
+    log.info("ready")
+    say_ready(ready_fd)
+    await stop.wait()
+    listening.close()
+    desk.close()
+    log.info("stopped")
+
+
+def main() -> int:
+    """The process."""
+    parser = argparse.ArgumentParser(prog="space.broker", description="keys that nobody else may hold")
+    parser.add_argument("--data", required=True, type=Path)
+    parser.add_argument("--listen-fd", required=True, type=int)
+    parser.add_argument("--peer-uid", required=True, type=int, action="append", help="who may register sandboxes, besides root")
+    parser.add_argument("--keyring", type=Path, help=f"one or more lines of 64 hex digits; else the variable {keyring.VARIABLE}")
+    parser.add_argument("--ready-fd", type=int)
+    parser.add_argument("--log-format", choices=logs.FORMATS, default="text")
+    options = parser.parse_args()
+    os.umask(0o077)
+    logs.configure("broker", options.log_format)
+    locked = keep_memory_private()
+    if not locked:
+        log.warning("memory is not locked: the limit for that (RLIMIT_MEMLOCK) is not unlimited")
+    listener = socket.socket(fileno=options.listen_fd)
+    listener.set_inheritable(False)
+    try:
+        found = keyring.from_environment(os.environ)
+        ring = keyring.read(options.keyring) if options.keyring is not None else found
+        if ring is None:
+            raise InvalidArgument("there is no key to open the store with", hint=f"give --keyring FILE or set {keyring.VARIABLE}")
+        hold(options.data, "broker")
+        store = open_store(options.data, ring)
+        try:
+            asyncio.run(run(store, listener, frozenset({0, *options.peer_uid}), options.ready_fd))
+        finally:
+            store.close()
+    except SpaceError as error:
+        log.error("%s", error)  # noqa: TRY400 (its words are enough)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,104 @@
+"""Questions over SEQPACKET, each with a number that its answer repeats: the side that asks."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TypeVar
+
+import msgspec
+
+from space.model.errors import ProtocolError, Unavailable, from_code
+from space.rpc.packets import Packets, send_with
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """No answer. code: of `space.model.errors`."""
+
+    id: int
+    code: str
+    message: str
+    hint: str = ""
+
+
+A = TypeVar("A")
+
+
+class Asker:
+    """One end, which it takes over. Unavailable: the other side is gone, now or before. Cancelling a question leaves the others alone."""
+
+    def __init__(self, sock: socket.socket, answers: object, *, who: str) -> None:
+        self._sock = sock
+        self._who = who
+        self._decoder = msgspec.msgpack.Decoder(answers)
+        self._waiting: dict[int, asyncio.Future[object]] = {}
+        self._number = 0
+        self._turn = asyncio.Lock()
+        self._packets = Packets(sock, self._received, self._lost, burst=16)
+
+    def number(self) -> int:
+        """For the next question."""
+        self._number += 1
+        return self._number
+
+    async def ask(self, number: int, question: bytes, kind: type[A], descriptor: int | None = None) -> A:
+        """The answer. The error that a refusal names; ProtocolError for an answer of another kind."""
+        if not self._packets.open:
+            raise Unavailable(f"{self._who} is gone")
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        try:
+            await self._send(question, descriptor)
+            answer = await future
+        finally:
+            self._waiting.pop(number, None)
+        if isinstance(answer, Refused):
+            raise from_code(answer.code, answer.message, hint=answer.hint or None)
+        if not isinstance(answer, kind):
+            raise ProtocolError(f"{self._who} answered with {type(answer).__name__} where {kind.__name__} belongs")
+        return answer
+
+    def close(self) -> None:
+        """Hang up; what waits fails."""
+        if self._packets.open:
+            self._packets.close()
+            self._lost()
+
+    async def _send(self, question: bytes, descriptor: int | None) -> None:
+        async with self._turn:
+            while self._packets.open:
+                try:
+                    send_with(self._sock, question, descriptor)
+                except BlockingIOError:
+                    await self._writable()
+                except OSError as error:
+                    raise Unavailable(f"{self._who} is gone: {error.strerror}") from error
+                else:
+                    return
+        raise Unavailable(f"{self._who} is gone")
+
+    async def _writable(self) -> None:
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+        loop.add_writer(self._sock, lambda: None if ready.done() else ready.set_result(None))
+        try:
+            await ready
+        finally:
+            if self._packets.open:
+                loop.remove_writer(self._sock)
+
+    def _received(self, message: bytes, _descriptor: int | None) -> None:
+        try:
+            answer = self._decoder.decode(message)
+        except msgspec.MsgspecError:
+            self.close()
+            return
+        future = self._waiting.get(answer.id)
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+    def _lost(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(Unavailable(f"{self._who} is gone"))
