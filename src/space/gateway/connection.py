@@ -1,6 +1,7 @@
 """One accepted connection: whose it is, what it may be; then its stages; then one record.
 
-    accepted -> name and port of the socket -> verdict for the flow -> (TLS: Opening) -> HttpSession | OpaqueStream -> recorded
+    accepted -> name and port of the socket -> verdict for the flow -> (TLS: Opening)
+             -> HttpSession | Http2Session | OpaqueStream -> recorded
 
 The name comes from the address that the guest connected to and from nothing else. What the guest says may only agree.
 """
@@ -17,6 +18,7 @@ from space.core.policy.agreement import Flow
 from space.core.policy.model import Scheme
 from space.core.policy.verdict import Allow, Deny, Stack, Verdict, usual_scheme
 from space.gateway.http import HttpSession
+from space.gateway.http2 import Http2Session
 from space.gateway.opaque import OpaqueStream
 from space.gateway.opening import Opening
 from space.gateway.peer import NOBODY, Peer, reset_on_close
@@ -121,7 +123,8 @@ class Connection:
         return guest
 
     def _secured(self) -> None:
-        self._stage = HttpSession(self._shared, self._guest, self._flow, self._ident, self._lost)
+        session = Http2Session if self._guest.protocol == "h2" else HttpSession
+        self._stage = session(self._shared, self._guest, self._flow, self._ident, self._lost)
 
     def _passed(self, verdict: Allow, raw: bytes) -> None:
         self._verdict, self._scheme = verdict, "passthrough"

@@ -14,7 +14,7 @@ from space.gateway.websocket import Frames
 MOST_INTERIM = 16
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Of no one reply: another place to speak to, past the gateway.
-_STRIPPED = frozenset({b"alt-svc"})
+STRIPPED = frozenset({b"alt-svc"})
 
 
 class Exchange:
@@ -107,7 +107,7 @@ def reply_framing(reply: ResponseHead) -> Framing:
 
 def reply_bytes(reply: ResponseHead, *, bare: bool, close: bool) -> bytes:
     """The head of a reply. bare: to HEAD; its length is then of the body that is not there."""
-    fields = [field for field in reply.end_to_end() if field[0] not in _STRIPPED]
+    fields = [field for field in reply.end_to_end() if field[0] not in STRIPPED]
     if bare or reply.status == 304:
         fields += [field for field in reply.fields if field[0] == b"content-length"]
     return write_response(reply.status, reply.reason, fields, reply_framing(reply), close=close)
@@ -121,5 +121,5 @@ def switched_bytes(reply: ResponseHead, accept: bytes | None) -> bytes | None:
         return None
     if values.get(b"upgrade", b"").lower() != b"websocket" or b"upgrade" not in reply.options or b"sec-websocket-extensions" in values:
         return None
-    fields = [field for field in reply.end_to_end() if field[0] not in _STRIPPED]
+    fields = [field for field in reply.end_to_end() if field[0] not in STRIPPED]
     return write_response(101, reply.reason, [*fields, (b"connection", b"upgrade"), (b"upgrade", b"websocket")], reply.framing)

@@ -16,7 +16,8 @@ import msgspec
 from space.core.policy.agreement import STATUS, Flow, of_request
 from space.core.policy.paths import Path
 from space.core.policy.verdict import Allow, Asked, Deny, Stack
-from space.core.wire.http1 import Field, Framing, RequestHead, write_request, write_response
+from space.core.wire.http1 import CHUNKED, NO_BODY, BadHead, Field, Framing, RequestHead, write_request, write_response
+from space.core.wire.http2 import StreamHead
 from space.gateway.budgets import Budget
 from space.gateway.budgets import of_request as budgets_of
 
@@ -90,15 +91,45 @@ def judge(flow: Flow, stack: Stack, head: RequestHead) -> Admitted | Refused:
 
 def request_bytes(flow: Flow, head: RequestHead, path: Path, framing: Framing, *, websocket: bool) -> bytes:
     """The head as it is sent on: for the flow's name, in the form that was judged."""
-    usual = 443 if flow.secure else 80
-    host = flow.name if flow.port == usual else f"{flow.name}:{flow.port}"
     dropped = _DROPPED | _WEBSOCKET_DROPPED if websocket else _DROPPED
     fields = [field for field in head.end_to_end() if field[0] not in dropped]
     if websocket:
         fields += [(b"connection", b"upgrade"), (b"upgrade", b"websocket")]
     elif head.expects_continue and framing.kind != "none":
         fields.append((b"expect", b"100-continue"))
-    return write_request(head.method, path.target.encode("ascii"), host.encode("ascii"), fields, framing)
+    return write_request(head.method, path.target.encode("ascii"), _authority(flow), fields, framing)
+
+
+def stream_request(head: StreamHead, *, ended: bool) -> RequestHead:
+    """A stream's head as the request that it is, to be judged like one of HTTP/1.1."""
+    if head.length is not None and ended and head.length:
+        raise BadHead("content_length", "a length, and no body")
+    framing = NO_BODY if ended else CHUNKED if head.length is None else Framing("length", head.length)
+    expects = [value.lower() for name, value in head.fields if name == b"expect"]
+    if expects not in ([], [b"100-continue"]):
+        raise BadHead("expect", "an expectation that nobody can meet", 417)
+    return RequestHead(head.method, head.path, head.authority, head.fields, framing, frozenset(), bool(expects), None)
+
+
+def request_fields(flow: Flow, head: RequestHead, path: Path) -> list[Field]:
+    """The same in HTTP/2."""
+    fields = [
+        (b":method", head.method),
+        (b":scheme", b"https"),
+        (b":authority", _authority(flow)),
+        (b":path", path.target.encode("ascii")),
+        *[field for field in head.end_to_end() if field[0] not in _DROPPED],
+    ]
+    if head.framing.kind == "length":
+        fields.append((b"content-length", b"%d" % (head.framing.length or 0)))
+    if any(name == b"te" for name, _ in head.fields):
+        fields.append((b"te", b"trailers"))
+    return fields
+
+
+def _authority(flow: Flow) -> bytes:
+    usual = 443 if flow.secure else 80
+    return (flow.name if flow.port == usual else f"{flow.name}:{flow.port}").encode("ascii")
 
 
 def query_keys(path: Path) -> tuple[str, ...]:
@@ -110,11 +141,18 @@ def query_keys(path: Path) -> tuple[str, ...]:
 
 def refusal(refused: Refused, host: str, request_id: str, *, close: bool, head: bool) -> bytes:
     """The answer to a guest: fixed words that a program can read, so that it does not try for ever. head: the method was HEAD."""
-    said = {"error": refused.error, "reason": refused.reason, "rule": refused.rule, "host": host, "request_id": request_id}
-    body = msgspec.json.encode(said)
-    fields: list[Field] = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
-    written = write_response(refused.status, _PHRASES[refused.status], fields, Framing("length", len(body)), close=close)
+    body = refusal_body(refused, host, request_id)
+    written = write_response(refused.status, _PHRASES[refused.status], REFUSAL_FIELDS, Framing("length", len(body)), close=close)
     return written if head else written + body
+
+
+REFUSAL_FIELDS: tuple[Field, ...] = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"))
+
+
+def refusal_body(refused: Refused, host: str, request_id: str) -> bytes:
+    """Its words."""
+    said = {"error": refused.error, "reason": refused.reason, "rule": refused.rule, "host": host, "request_id": request_id}
+    return msgspec.json.encode(said)
 
 
 _PHRASES = {

@@ -1,6 +1,7 @@
 """TLS toward the guest: the hello is read from raw bytes, agrees with the flow or is refused, and only then is there a certificate.
 
-hello  ->  leaf  ->  handshake  ->  (connection.secured)         passthrough: hello  ->  (connection.passed)
+hello  ->  (does the upstream speak HTTP/2)  ->  leaf  ->  handshake  ->  (connection.secured)
+passthrough: hello  ->  (connection.passed)
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from space.core.policy.verdict import Allow, Deny, Stack
 from space.core.wire.clienthello import TLS13, BadHello, ClientHello, HelloReader
 from space.gateway import tls
 from space.gateway.peer import Peer
-from space.gateway.shared import Shared
+from space.gateway.shared import Shared, spoken_by
 from space.gateway.stage import Stage
 
 _ALERTS: dict[Disagreement, int] = {"tls_version": tls.PROTOCOL_VERSION}
-_HTTP = b"http/1.1"
+_HTTP, _HTTP2 = b"http/1.1", b"h2"
+_HTTP1: tls.Protocol = "http/1.1"
 
 
 class Opening(Stage):
@@ -103,28 +105,57 @@ class Opening(Stage):
             self._passed(verdict, bytes(self._raw))
         elif verdict.scheme != "https" or not self.flow.secure:  # it became another one since the accept
             self._refuse("scheme_not_allowed", tls.UNRECOGNIZED_NAME)
-        elif hello.alpn and _HTTP not in hello.alpn:
+        elif hello.alpn and not {_HTTP, _HTTP2} & set(hello.alpn):
             self._refuse("alpn", tls.NO_PROTOCOL)
         else:
-            tls13 = TLS13 in hello.versions
-            context = self.shared.contexts.kept(self.flow.name, self.shared.clock()) if tls13 else None
-            if context is not None:
-                self.guest.secure(tls.Tls(context, server_side=True), bytes(self._raw))
-            else:
-                self.guest.hold(Peer.WAIT)
-                self.start(self._certify(tls13=tls13))
+            self._choose(hello, None if verdict.rule is None else verdict.rule.ca)
 
-    async def _certify(self, *, tls13: bool) -> None:
+    def _choose(self, hello: ClientHello, ca: str | None) -> None:
+        """HTTP/2 is offered to who wants it when the upstream speaks it, for nothing is translated."""
+        spoken: tls.Protocol | None = _HTTP1
+        if _HTTP2 in hello.alpn:
+            spoken = self.shared.protocols.known(self.flow.name, self.flow.port, ca, self.shared.clock())
+        if spoken is None:
+            self.guest.hold(Peer.WAIT)
+            self.start(self._find_out(hello, ca))
+        else:
+            self._offer(hello, spoken)
+
+    async def _find_out(self, hello: ClientHello, ca: str | None) -> None:
+        """Ask the upstream itself, with no byte of the guest's: one handshake, verified."""
+        spoken = await spoken_by(self.shared, self.flow.name, self.flow.port, ca)
+        if self.guest.finishing or self.guest.gone:
+            return
+        if spoken is None:  # it is not there; why is answered to the first request, in what the guest can read
+            spoken = _HTTP1 if _HTTP in hello.alpn else "h2"
+        self._offer(hello, spoken)
+
+    def _offer(self, hello: ClientHello, protocol: tls.Protocol) -> None:
+        if protocol == _HTTP1 and hello.alpn and _HTTP not in hello.alpn:
+            self._refuse("alpn", tls.NO_PROTOCOL)
+            return
+        tls13 = TLS13 in hello.versions
+        context = self.shared.contexts.kept(self.flow.name, self.shared.clock(), protocol) if tls13 else None
+        if context is not None:
+            self._secure(context)
+        else:
+            self.guest.hold(Peer.WAIT)
+            self.start(self._certify(protocol, tls13=tls13))
+
+    def _secure(self, context: ssl.SSLContext) -> None:
+        self.guest.release(Peer.WAIT)
+        self.guest.secure(tls.Tls(context, server_side=True), bytes(self._raw))
+
+    async def _certify(self, protocol: tls.Protocol, *, tls13: bool) -> None:
         name, contexts = self.flow.name, self.shared.contexts
         leaf = contexts.leaf(name, self.shared.clock())
         if leaf is None:
             leaf = await self.shared.around.leaf(name)
             if self.guest.finishing or self.guest.gone:
                 return
-        context = tls.guest_context(leaf, tls13=tls13)
-        contexts.keep(name, leaf, context if tls13 else None, self.shared.clock())
-        self.guest.release(Peer.WAIT)
-        self.guest.secure(tls.Tls(context, server_side=True), bytes(self._raw))
+        context = tls.guest_context(leaf, tls13=tls13, protocol=protocol)
+        contexts.keep(name, leaf, context if tls13 else None, self.shared.clock(), protocol)
+        self._secure(context)
 
     def _refuse(self, reason: str, description: int | None) -> None:
         """An alert where a TLS client listens; else nothing."""

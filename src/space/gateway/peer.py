@@ -41,7 +41,7 @@ class Owner(Protocol):
 
 class Peer(asyncio.Protocol):
     """address: of the other end, where somebody set it. taken, given: bytes on the wire so far. full: what was sent waits. gone: it has
-    no transport any more.
+    no transport any more. spoken: plain text that came before its owner.
 
     Reading stops while anybody holds it; each who holds has a bit. What comes all the same while somebody WAITs is kept for them.
     """
@@ -56,6 +56,7 @@ class Peer(asyncio.Protocol):
         self.gone = False
         self.finishing = False
         self.address = ""
+        self.spoken = b""
         self._sock = sock
         self._holds = 0
         self._eof = False
@@ -96,6 +97,11 @@ class Peer(asyncio.Protocol):
                 self._take(early)
             if self._eof and not self.finishing:
                 self._end()
+
+    @property
+    def protocol(self) -> str | None:
+        """What was agreed on in the handshake."""
+        return None if self.tls is None else self.tls.protocol
 
     @property
     def held(self) -> bool:

@@ -11,11 +11,13 @@ import contextlib
 import os
 import ssl
 from collections import OrderedDict
+from typing import Literal
 
 from space.gateway.surroundings import Leaf
 
 _PIECE = 16_384  # the most that one record holds, so one read takes a whole one
-_ALPN = ["http/1.1"]
+Protocol = Literal["http/1.1", "h2"]
+_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"  # of TLS 1.2 with HTTP/2 (RFC 9113, 9.2.2)
 # A fatal alert in the clear, as it may come before any ServerHello (RFC 8446, 6).
 _ALERT = b"\x15\x03\x03\x00\x02\x02"
 UNRECOGNIZED_NAME, PROTOCOL_VERSION, NO_PROTOCOL, INTERNAL_ERROR, DECODE_ERROR = 112, 70, 120, 80, 50
@@ -26,26 +28,28 @@ def alert(description: int) -> bytes:
     return _ALERT + bytes([description])
 
 
-def guest_context(leaf: Leaf, *, tls13: bool) -> ssl.SSLContext:
-    """A context for exactly the leaf's name. tls13: that version and no other; else TLS 1.2 and no other."""
+def guest_context(leaf: Leaf, *, tls13: bool, protocol: Protocol = "http/1.1") -> ssl.SSLContext:
+    """A context for exactly the leaf's name and one protocol. tls13: that version and no other; else TLS 1.2 and no other."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     version = ssl.TLSVersion.TLSv1_3 if tls13 else ssl.TLSVersion.TLSv1_2
     context.maximum_version = version
     context.minimum_version = version
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0
-    context.set_alpn_protocols(_ALPN)
+    context.set_alpn_protocols([protocol])
+    if protocol == "h2" and not tls13:
+        context.set_ciphers(_CIPHERS)
     _load(context, leaf)
     return context
 
 
-def upstream_context(bundle: str | None) -> ssl.SSLContext:
-    """A context that verifies chain and name. bundle: PEM text of the authorities; None: the system's."""
+def upstream_context(bundle: str | None, *, h2: bool = False) -> ssl.SSLContext:
+    """A context that verifies chain and name. bundle: PEM text of the authorities; None: the system's. h2: whether that is offered too."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # no create_default_context: it would obey SSLKEYLOGFILE
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     context.hostname_checks_common_name = False
-    context.set_alpn_protocols(_ALPN)
+    context.set_alpn_protocols(["h2", "http/1.1"] if h2 else ["http/1.1"])
     if bundle is None:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
     else:
@@ -70,41 +74,44 @@ class Contexts:
     def __init__(self, most: int, seconds: float) -> None:
         self._most = most
         self._seconds = seconds
-        self._kept: OrderedDict[str, tuple[Leaf, ssl.SSLContext | None, float]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[Leaf, dict[Protocol, ssl.SSLContext], float]] = OrderedDict()
         self._upstream: dict[str, ssl.SSLContext] = {}
 
-    def kept(self, name: str, now: float) -> ssl.SSLContext | None:
+    def kept(self, name: str, now: float, protocol: Protocol = "http/1.1") -> ssl.SSLContext | None:
         """The name's context of TLS 1.3, if there is one that is not too old."""
         found = self._fresh(name, now)
-        return None if found is None else found[1]
+        return None if found is None else found[1].get(protocol)
 
     def leaf(self, name: str, now: float) -> Leaf | None:
         """The name's leaf, likewise."""
         found = self._fresh(name, now)
         return None if found is None else found[0]
 
-    def keep(self, name: str, leaf: Leaf, context: ssl.SSLContext | None, now: float) -> None:
+    def keep(self, name: str, leaf: Leaf, context: ssl.SSLContext | None, now: float, protocol: Protocol = "http/1.1") -> None:
         """Keep them, as old as the leaf is; what was not used for longest goes."""
         found = self._fresh(name, now)
+        contexts: dict[Protocol, ssl.SSLContext] = {}
         if found is not None and found[0] is leaf:
-            context, now = context or found[1], found[2]
-        self._kept[name] = (leaf, context, now)
+            contexts, now = found[1], found[2]
+        if context is not None:
+            contexts[protocol] = context
+        self._kept[name] = (leaf, contexts, now)
         self._kept.move_to_end(name)
         if len(self._kept) > self._most:
             self._kept.popitem(last=False)
 
-    def _fresh(self, name: str, now: float) -> tuple[Leaf, ssl.SSLContext | None, float] | None:
+    def _fresh(self, name: str, now: float) -> tuple[Leaf, dict[Protocol, ssl.SSLContext], float] | None:
         found = self._kept.get(name)
         if found is None or now - found[2] > self._seconds:
             return None
         self._kept.move_to_end(name)
         return found
 
-    def upstream(self, key: str | None, bundle: str | None) -> ssl.SSLContext:
+    def upstream(self, key: str | None, bundle: str | None, *, h2: bool = False) -> ssl.SSLContext:
         """The context for a bundle, made once for each text."""
-        text = f"{key}\0{bundle}"
+        text = f"{key}\0{bundle}\0{h2}"
         if text not in self._upstream:
-            self._upstream[text] = upstream_context(bundle)
+            self._upstream[text] = upstream_context(bundle, h2=h2)
         return self._upstream[text]
 
 
@@ -119,6 +126,11 @@ class Tls:
         self._object = context.wrap_bio(self._in, self._out, server_side=server_side, server_hostname=name)
         self.secured = False
         self.ended = False
+
+    @property
+    def protocol(self) -> str | None:
+        """What both have agreed to speak, once it is secured."""
+        return self._object.selected_alpn_protocol()
 
     def start(self) -> bytes:
         """What a client says first."""

@@ -128,7 +128,7 @@ def test_without_a_name_without_a_version_without_http_there_is_no_handshake(tmp
             old = at.lab.client_context(minimum_version=ssl.TLSVersion.TLSv1, maximum_version=ssl.TLSVersion.TLSv1_1)
             old.set_ciphers("ALL:@SECLEVEL=0")
             h2 = at.lab.client_context()
-            h2.set_alpn_protocols(["h2"])
+            h2.set_alpn_protocols(["spdy/3"])
             for context, name in ((nameless, None), (nameless, "127.0.0.1"), (old, ALLOWED), (h2, ALLOWED)):
                 reader, writer = await at.raw(ALLOWED)
                 with pytest.raises(ssl.SSLError):

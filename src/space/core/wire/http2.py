@@ -19,6 +19,8 @@ _METHOD = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,32}\Z")
 _TARGET = re.compile(rb"/[\x21-\x7e]*\Z")
 _DIGITS = re.compile(rb"\d{1,18}\Z")
 _STATUS = re.compile(rb"[1-5]\d\d\Z")
+# `trailer` announces what comes behind a body in any version; gRPC servers send it.
+_CONNECTION_ONLY = HOP_BY_HOP - {b"te", b"trailer"}
 _PSEUDO = frozenset({b":method", b":scheme", b":authority", b":path"})
 
 
@@ -86,7 +88,7 @@ def _sorted(fields: Iterable[Field], status: int) -> tuple[Mapping[bytes, bytes]
             continue
         if not _NAME.match(name):
             raise BadHead("field", "a name that is no lower-case token", status)
-        if (name in HOP_BY_HOP and name != b"te") or (name == b"te" and value.lower() != b"trailers"):
+        if name in _CONNECTION_ONLY or (name == b"te" and value.lower() != b"trailers"):
             raise BadHead("connection", f"{name.decode()} is a field of HTTP/1.1 connections", status)
         rest.append((name, value))
     return pseudo, tuple(rest)
