@@ -283,3 +283,23 @@ def test_the_end_of_input_and_a_reader_that_has_gone_are_told(roomy: space.Sandb
     broken = roomy.run(["bash", "-c", "yes | head -n 1; echo ${PIPESTATUS[0]}"])
     assert broken.text == "y\n141\n"
     process.delete()
+
+
+def test_a_full_screen_program_draws_and_takes_keys_and_a_new_size(roomy: space.Sandbox) -> None:
+    with roomy.shell(["vi", "/tmp/screen"], rows=30, cols=90) as terminal:
+        drawn = b""
+        while drawn.count(b"~") < 20:  # one for each line behind the file's end
+            piece = next(terminal)
+            assert isinstance(piece, Output)
+            drawn += piece.data
+        assert b"\x1b[" in drawn
+        terminal.resize(40, 120)
+        terminal.send("iwritten on a screen\x1b:set lines? columns?\r")
+        while b"columns=120" not in drawn:
+            piece = next(terminal)
+            assert isinstance(piece, Output)
+            drawn += piece.data
+        assert b"lines=40" in drawn
+        terminal.send("\r:wq\r")
+        assert terminal.wait().code == 0
+    assert roomy.files.read("/tmp/screen") == b"written on a screen\n"

@@ -80,7 +80,7 @@ fn files_of_nothing_but_holes_and_with_data_anywhere_come_back() {
     }
 }
 
-fn sparse(map: &str, data: usize, real: &str, kind: u8) -> Vec<u8> {
+pub fn sparse(map: &str, data: usize, real: &str, kind: u8) -> Vec<u8> {
     let mut records = String::new();
     for (key, value) in [("major", "1"), ("minor", "0"), ("name", "evil"), ("realsize", real)] {
         let rest = format!(" GNU.sparse.{key}={value}\n");
