@@ -202,3 +202,29 @@ def test_a_map_of_any_bytes_is_refused_or_lies_within_the_file(raw: bytes) -> No
     for segment in found:
         assert end <= segment.at <= segment.at + segment.length <= 100
         end = segment.at + segment.length
+
+
+def resealed(raw: bytearray, at: int) -> None:
+    """A right checksum for the header there, so that what was changed in it is looked at."""
+    raw[at + 148 : at + 156] = b" " * 8
+    raw[at + 148 : at + 156] = b"%06o\0 " % sum(raw[at : at + 512])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2047), st.sampled_from(b"0123456789\n =./x\0\xff")), min_size=1, max_size=4))
+def test_a_changed_archive_is_refused_or_stays_in_its_place(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]]
+) -> None:
+    place = tmp_path_factory.mktemp("m")
+    raw = bytearray((GOLDEN / "sdk.tar").read_bytes())  # a pax header, its records, the file's header, its map: 512 bytes each
+    for at, byte in changes:
+        raw[at] = byte
+    for header in (0, 1024):
+        resealed(raw, header)
+    try:
+        told = unpack([bytes(raw)], place / "out", limits=Limits(total_bytes=64 << 20))
+    except (UnsafeArchive, StreamCut):
+        assert list(place.iterdir()) == []
+    else:
+        assert [path.name for path in place.iterdir()] == ["out"]
+        assert told.bytes <= 64 << 20
