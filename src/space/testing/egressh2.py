@@ -13,7 +13,6 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
-    ConnectionTerminated,
     DataReceived,
     Event,
     RequestReceived,
@@ -23,7 +22,9 @@ from h2.events import (
     TrailersReceived,
 )
 from h2.exceptions import H2Error
+from h2.settings import SettingCodes
 
+from space.core.wire.http2frames import GOAWAY, FrameReader
 from space.testing.egress import server_context
 from space.testing.egresslab import ALLOWED, Place
 
@@ -33,12 +34,14 @@ Fields = list[tuple[bytes, bytes]]
 class Talk:
     """One side of one connection. Subclasses say what to do with an event."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, client: bool) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, client: bool, streams: int = 100) -> None:
         self.h2 = H2Connection(H2Configuration(client_side=client, header_encoding=None, validate_outbound_headers=False))
         self.h2.config.normalize_outbound_headers = False
         self.reader, self.writer = reader, writer
         self.changed = asyncio.Event()
         self.closed = False
+        self.h2.local_settings[SettingCodes.MAX_CONCURRENT_STREAMS] = streams
+        self.h2.local_settings.acknowledge()
         self.h2.initiate_connection()
         self.flush()
 
@@ -49,7 +52,7 @@ class Talk:
     async def run(self) -> None:
         try:
             while data := await self.reader.read(65_536):
-                for event in self.h2.receive_data(data):
+                for event in self.events(data):
                     self.saw(event)
                 self.flush()
                 self._wake()
@@ -59,6 +62,9 @@ class Talk:
             self.closed = True
             self._wake()
             self.writer.close()
+
+    def events(self, data: bytes) -> list[Event]:
+        return self.h2.receive_data(data)
 
     def _wake(self) -> None:
         self.changed.set()
@@ -136,7 +142,7 @@ class Served(Talk):
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, upstream: Http2Upstream, answer: Callable[[Call], Awaitable[None]]
     ) -> None:
-        super().__init__(reader, writer, client=False)
+        super().__init__(reader, writer, client=False, streams=upstream.streams)
         self.upstream, self.answer = upstream, answer
         self.calls: dict[int, Call] = {}
         self.tasks: set[asyncio.Task[None]] = set()
@@ -170,7 +176,8 @@ class Served(Talk):
 class Http2Upstream:
     """calls: every request that it got, of all connections."""
 
-    def __init__(self, answer: Callable[[Call], Awaitable[None]] | None = None) -> None:
+    def __init__(self, answer: Callable[[Call], Awaitable[None]] | None = None, *, streams: int = 100) -> None:
+        self.streams = streams
         self.calls: list[Call] = []
         self.connections: list[Served] = []
         self.open = 0
@@ -214,9 +221,10 @@ async def serve_h2(
     answer: Callable[[Call], Awaitable[None]] | None = None,
     *,
     protocols: tuple[str, ...] = ("h2", "http/1.1"),
+    streams: int = 100,
 ) -> Http2Upstream:
     """An upstream of that name."""
-    upstream = Http2Upstream(answer)
+    upstream = Http2Upstream(answer, streams=streams)
     context = server_context(at.lab.signer.make(name), at.directory)
     context.set_alpn_protocols(list(protocols))
     at.lab.dialer.places[name, at.port] = ("127.0.0.1", await upstream.start(context))
@@ -232,11 +240,20 @@ class Guest(Talk):
         self.host = host
         self.calls: defaultdict[int, Call] = defaultdict(lambda: Call(self, 0))
         self.goaway: int | None = None
+        self.frames = FrameReader(preface=False)
         self.task = asyncio.get_running_loop().create_task(self.run())
 
+    def events(self, data: bytes) -> list[Event]:
+        """The library would take nothing any more behind GOAWAY."""
+        events: list[Event] = []
+        for frame in self.frames.receive(data):
+            if frame.kind == GOAWAY:
+                self.goaway = int.from_bytes(frame.payload[4:8], "big")
+            else:
+                events += self.h2.receive_data(frame.raw)
+        return events
+
     def saw(self, event: Event) -> None:
-        if isinstance(event, ConnectionTerminated):
-            self.goaway = int(event.error_code or 0)
         stream: Any = getattr(event, "stream_id", 0)
         if not stream or stream not in self.calls:
             return
