@@ -108,18 +108,10 @@ Kept = Record | CredentialRead | Dialled
 
 
 class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One message to the keeper of the records. id: not 0 asks for a `Noted` once the record is written."""
+    """One message to the keeper of the records. id: not 0 asks for an answer once the record is written."""
 
     record: Kept
     id: int = 0
-
-
-class Noted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The record of that id is in the file; or it is not, and `error` (a code) and `message` say why."""
-
-    id: int
-    error: str = ""
-    message: str = ""
 
 
 _DECODER = msgspec.msgpack.Decoder(Note)

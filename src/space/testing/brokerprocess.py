@@ -1,4 +1,4 @@
-"""A real broker, as a process of its own, with a directory and a ring of its own."""
+"""A real broker and a real keeper of records, each a process of its own with a directory of its own."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from space.broker import keyring
 
 
-class BrokerProcess:
+class _Service:
     """Started by `start`, which returns once it is ready; what it says is in `log`."""
 
-    def __init__(self, directory: Path) -> None:
-        self.data = directory / "broker"
+    def __init__(self, directory: Path, module: str, arguments: list[str]) -> None:
+        name = module.split(".")[1]
+        self.data = directory / name
         self.data.mkdir(mode=0o700, exist_ok=True)
-        self.keyring = directory / "keyring"
-        if not self.keyring.exists():
-            keyring.make(self.keyring)
-        self.socket = directory / "broker.sock"
-        self.log = directory / "broker.log"
+        self.socket = directory / f"{name}.sock"
+        self.log = directory / f"{name}.log"
         self.process: subprocess.Popen[bytes] | None = None
+        self._module = module
+        self.arguments = arguments
 
-    def start(self) -> None:
-        """RuntimeError with its log's end when it does not become ready."""
+    def start(self, *, preexec: Callable[[], None] | None = None) -> None:
+        """RuntimeError with its log's end when it does not become ready. preexec: called in the child."""
         self.socket.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, self.log.open("ab") as log:
             listener.bind(str(self.socket))
@@ -34,14 +35,15 @@ class BrokerProcess:
             ready, told = os.pipe()
             number = listener.fileno()
             arguments = [
-                sys.executable, "-m", "space.broker.server", "--data", str(self.data), "--listen-fd", str(number),
-                "--peer-uid", str(os.geteuid()), "--keyring", str(self.keyring), "--ready-fd", str(told),
+                sys.executable, "-m", self._module, "--data", str(self.data), "--listen-fd", str(number),
+                "--peer-uid", str(os.geteuid()), "--ready-fd", str(told), *self.arguments,
             ]  # fmt: skip
-            self.process = subprocess.Popen(arguments, pass_fds=(number, told), stderr=log)
+            self.process = subprocess.Popen(arguments, pass_fds=(number, told), stderr=log, preexec_fn=preexec)  # noqa: PLW1509
         os.close(told)
         with os.fdopen(ready, "rb") as file:
             if file.read() != b"ready\n":
                 self.process.wait()
+                self.process = None
                 raise RuntimeError(self.log.read_text()[-2000:])
 
     def kill(self) -> None:
@@ -58,3 +60,20 @@ class BrokerProcess:
         process, self.process = self.process, None
         process.send_signal(number)
         return process.wait()
+
+
+class BrokerProcess(_Service):
+    """The broker, with a ring of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.keyring = directory / "keyring"
+        if not self.keyring.exists():
+            keyring.make(self.keyring)
+        super().__init__(directory, "space.broker.server", ["--keyring", str(self.keyring)])
+
+
+class AuditProcess(_Service):
+    """The keeper of records of the chains `gateway` and `dialer`."""
+
+    def __init__(self, directory: Path, *more: str) -> None:
+        super().__init__(directory, "space.auditd.server", ["--writer", "gateway", "--writer", "dialer", *more])

@@ -1,0 +1,71 @@
+"""One chain and what is about to be written to it. A disk that fails loses records, and says how many as soon as it can again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from space.auditd.chainfile import ChainFile
+
+log = logging.getLogger("space.auditd")
+
+Fields = dict[str, Any]
+
+
+class Book:
+    """stamp: the time as it stands in records. broken: why no credential event may be kept here, if so."""
+
+    def __init__(self, file: ChainFile, stamp: Callable[[], str]) -> None:
+        self.file = file
+        self.lost = 0
+        self.broken = ""
+        self.vouched = (-1, b"")
+        self._stamp = stamp
+        self._since = ""
+        self._pending: list[Fields] = []
+
+    @property
+    def is_new(self) -> bool:
+        """Whether something is not vouched for."""
+        return self.file.end != self.vouched or bool(self._pending)
+
+    def note(self, fields: Fields) -> bool:
+        """For the next `flush`; whether it is the first."""
+        self._pending.append(fields)
+        return len(self._pending) == 1
+
+    def flush(self) -> None:
+        """Write what is pending; what cannot be written is counted."""
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        try:
+            self._write(pending)
+        except OSError as error:
+            if not self.lost:
+                self._since = self._stamp()
+                log.error("%s: records cannot be written (%s) and are counted as lost", self.file.writer, error.strerror)  # noqa: TRY400
+            self.lost += len(pending)
+
+    def write(self, fields: Fields) -> None:
+        """Write what is pending and that record, now. OSError: that record is not written."""
+        self.flush()
+        self._write([fields])
+
+    def settle(self) -> None:
+        """Write how many were lost, if any were and it can be written."""
+        if self.lost:
+            try:
+                self._write([])
+            except OSError:
+                return
+
+    def _write(self, records: list[Fields]) -> None:
+        if not self.lost:
+            self.file.append(records)
+            return
+        told: Fields = {"at": self._stamp(), "type": "lost", "count": self.lost, "since": self._since}
+        self.file.append([told, *records])
+        log.warning("%s: records are written again; %d were lost since %s", self.file.writer, self.lost, self._since)
+        self.lost = 0

@@ -1,0 +1,251 @@
+"""The keeper: takes records of sources, stamps, chains and appends them, and has the broker vouch for the end.
+
+    note -> decode (or hung up) -> denial above the rate: counted | credential: written, then answered | else: with what came in this round
+    one second after something new: counts written, files synced, heads vouched for and kept, old files removed
+
+Sandbox, generation and time come from the socket and from here; a record that names another sandbox is kept with what it claimed. Nothing
+is done while nothing is new. Without a broker records are written on and nobody vouches for them; a chain that is not the one that the
+broker knows takes no credential events and is vouched for no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from space.audit.records import CredentialRead, Kept, RecordRefused, decode
+from space.auditd.book import Book
+from space.auditd.denials import Denials
+from space.core.rates import Bucket
+from space.model.errors import Conflict, NotFound, SpaceError
+from space.rpc import audit_api as api
+from space.rpc.asking import Refused
+from space.rpc.broker_client import Voucher
+from space.rpc.packets import Packets
+
+log = logging.getLogger("space.auditd")
+
+_BURST = 32
+_LAST = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one source: records a second and at once (above: it waits in its socket), denials likewise (above: they are counted)."""
+
+    rate: float = 2000.0
+    burst: int = 4000
+    denials_rate: float = 10.0
+    denials_burst: int = 50
+    every: float = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class Source:
+    """Who speaks over one socket. sandbox: empty for one that names them itself."""
+
+    book: Book
+    sandbox: str
+    generation: int
+    rate: Bucket
+    denials: Denials
+    end: Packets | None = None
+
+
+class Keeper:
+    """Within the event loop. stamp: the time for records; clock: seconds that only go forward; second: since 1970."""
+
+    def __init__(
+        self, books: dict[str, Book], stamp: Callable[[], str], clock: Callable[[], float], second: Callable[[], int], limits: Limits
+    ) -> None:
+        self.books = books
+        self._stamp = stamp
+        self._clock = clock
+        self._second = second
+        self._limits = limits
+        self._sources: dict[tuple[str, str, int], Source] = {}
+        self._voucher: Voucher | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    def bind(self, sock: socket.socket, writer: str, sandbox: str, generation: int) -> None:
+        """That socket speaks for that life from now on. NotFound: no such chain."""
+        if writer not in self.books:
+            raise NotFound(f"there is no chain {writer}, only {', '.join(sorted(self.books))}")
+        self.unbind(writer, sandbox, generation)
+        limits = self._limits
+        source = Source(
+            self.books[writer],
+            sandbox,
+            generation,
+            Bucket(limits.rate, limits.burst),
+            Denials(Bucket(limits.denials_rate, limits.denials_burst)),
+        )
+        key = (writer, sandbox, generation)
+        source.end = Packets(sock, partial(self._received, source), partial(self._gone, key, source), burst=_BURST)
+        self._sources[key] = source
+
+    def unbind(self, writer: str, sandbox: str, generation: int) -> None:
+        """Take what it has sent, and hang up. Idempotent."""
+        source = self._sources.get((writer, sandbox, generation))
+        if source is not None and source.end is not None:
+            source.end.drain()
+            source.end.hang_up()
+
+    async def bind_broker(self, sock: socket.socket) -> None:
+        """Have that broker vouch, after its memory of each chain was compared with the files."""
+        voucher = Voucher(sock)
+        async with self._turn:  # nothing is vouched for before it was compared
+            if self._voucher is not None:
+                self._voucher.close()
+                self._voucher = None
+            try:
+                for book in self.books.values():
+                    book.broken = _difference(book, *await voucher.head(book.file.writer))
+            except BaseException:
+                voucher.close()
+                raise
+            self._voucher = voucher
+        await self.checkpoint()
+
+    async def checkpoint(self) -> None:
+        """Write what was counted and is pending, sync, have the ends vouched for, remove what is too old. Never raises."""
+        async with self._turn:
+            self._write_counts()
+            for book in self.books.values():
+                book.flush()
+                book.settle()
+                try:
+                    await self._vouch(book)
+                except SpaceError as error:
+                    log.error("%s: nobody vouches for its end: %s", book.file.writer, error)  # noqa: TRY400
+                except OSError as error:
+                    log.error("%s: its end cannot be kept: %s", book.file.writer, error.strerror)  # noqa: TRY400
+
+    async def stop(self) -> None:
+        """Take what was sent, and have it vouched for."""
+        for key in list(self._sources):
+            self.unbind(*key)
+        if self._timer is not None:
+            self._timer.cancel()
+        with suppress(TimeoutError):  # a broker that says nothing: what is not vouched for is chained all the same
+            async with asyncio.timeout(_LAST):
+                await self.checkpoint()
+        if self._voucher is not None:
+            self._voucher.close()
+        for book in self.books.values():
+            book.file.close()
+
+    def standing(self) -> list[api.Chain]:
+        """Every chain."""
+        return [api.Chain(writer, book.file.end[0], max(book.vouched[0], 0), book.lost, book.broken) for writer, book in self.books.items()]
+
+    # -- records -------------------------------------------------------------------------------------------------
+    def _received(self, source: Source, message: bytes, _: int | None) -> None:
+        assert source.end is not None
+        try:
+            note = decode(message)
+        except RecordRefused:
+            self._note(source, {**self._stamped(source), "type": "malformed", "bytes": len(message)})
+            log.warning("hung up on a source (sandbox %s) that sent no record", source.sandbox or "-")
+            source.end.hang_up()
+            return
+        if not source.rate.take(self._clock()):
+            source.end.hold(0.1)
+        if isinstance(note.record, CredentialRead) or note.id:
+            self._written(source, note.id, self._fields(source, note.record), refuse=isinstance(note.record, CredentialRead))
+        elif source.denials.counted(note.record, self._clock(), self._second()):
+            self._arm()
+        else:
+            self._note(source, self._fields(source, note.record))
+
+    def _written(self, source: Source, number: int, fields: dict[str, Any], *, refuse: bool) -> None:
+        assert source.end is not None
+        answer: api.Answer = api.Written(number)
+        if source.book.broken and refuse:
+            answer = Refused(number, "conflict", f"no event of a credential is kept: {source.book.broken}")
+        else:
+            try:
+                source.book.write(fields)
+                self._arm()
+            except OSError as error:
+                answer = Refused(number, "no_capacity", f"the record cannot be written: {error.strerror}")
+        if number:
+            source.end.send(api.encode(answer))
+
+    def _note(self, source: Source, fields: dict[str, Any]) -> None:
+        if source.book.note(fields):
+            asyncio.get_running_loop().call_soon(source.book.flush)  # with whatever else came in this round: one write
+        self._arm()
+
+    def _fields(self, source: Source, record: Kept) -> dict[str, Any]:
+        told: dict[str, Any] = msgspec.to_builtins(record)
+        claimed = told.pop("sandbox")
+        if not source.sandbox:
+            return {"at": self._stamp(), "sandbox": claimed, **told}
+        return {**self._stamped(source), **told} | ({"claimed": claimed} if claimed != source.sandbox else {})
+
+    def _stamped(self, source: Source) -> dict[str, Any]:
+        return {"at": self._stamp(), "sandbox": source.sandbox, "generation": source.generation}
+
+    def _gone(self, key: tuple[str, str, int], source: Source) -> None:
+        self._counted(source)
+        if self._sources.get(key) is source:
+            del self._sources[key]
+
+    def _write_counts(self) -> None:
+        for source in self._sources.values():
+            self._counted(source)
+
+    def _counted(self, source: Source) -> None:
+        for fields in source.denials.flush():
+            self._note(source, {**self._stamped(source), **fields})
+
+    # -- heads ---------------------------------------------------------------------------------------------------
+    def _arm(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._limits.every, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        task = asyncio.get_running_loop().create_task(self.checkpoint(), name="checkpoint")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _vouch(self, book: Book) -> None:
+        if self._voucher is None or book.broken or not book.is_new:
+            return
+        loop, (count, last) = asyncio.get_running_loop(), book.file.end
+        await loop.run_in_executor(None, book.file.sync)
+        try:
+            mac = await self._voucher.vouch(book.file.writer, "head", count, last)
+        except Conflict as error:
+            book.broken = error.message
+            raise
+        await loop.run_in_executor(None, book.file.keep_head, count, last, mac)
+        book.vouched = (count, last)
+        begin = book.file.expired()
+        if begin is not None:
+            book.file.remove(*begin, await self._voucher.vouch(book.file.writer, "base", *begin))
+            log.info("%s: records up to %d were removed: too many files, or too old", book.file.writer, begin[0])
+
+
+def _difference(book: Book, count: int, last: bytes) -> str:
+    """Why a chain is not the one that the broker knows up to that record; empty when it is."""
+    if not count or book.file.hash_at(count) == last:
+        return ""
+    why = f"the broker vouched for {count} records, and these files do not hold them ({book.file.end[0]} are here)"
+    log.error("%s: %s", book.file.writer, why)
+    return why
