@@ -14,7 +14,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import Event, RemoteSettingsChanged
-from h2.exceptions import DenialOfServiceError, H2Error, StreamClosedError
+from h2.exceptions import DenialOfServiceError, H2Error
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
@@ -226,7 +226,7 @@ class End:
         """End a stream at once, if it is not over."""
         try:
             self._h2.reset_stream(stream, code)
-        except (StreamClosedError, H2Error):
+        except H2Error:  # it is over already
             return
 
     def goaway(self, code: int, last: int) -> None:

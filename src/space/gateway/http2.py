@@ -102,6 +102,7 @@ class Http2Session(Streams):
         for stream in tuple(self._forwarded.values()):
             if stream.down.ended:
                 self._let_go(stream)
+                self._deafen(stream)
             else:
                 self._answer(stream, Refused(502, "upstream_cut" if stream.answered else "upstream_closed", error="upstream_failed"))
         self._flush()
@@ -184,7 +185,7 @@ class Http2Session(Streams):
 
     def _trailers(self, event: TrailersReceived) -> None:
         stream = self._streams.get(event.stream_id)
-        if stream is None:
+        if stream is None or stream.deaf:
             return
         try:
             check_trailers(event.headers, 400)
@@ -209,15 +210,12 @@ class Http2Session(Streams):
         except UpstreamFailed as failed:
             self._answer(stream, Refused(failed.status, failed.reason))
         else:
-            if not self._allowed(stream, self.shared.around.ruling().stack):
-                self._over(stream, "policy_changed", code=wire.CANCEL)
-            elif self._streams.get(stream.near) is stream:
+            if self._streams.get(stream.near) is stream and self._allowed(stream, self.shared.around.ruling().stack):
                 self._admitted(stream)
         self._flush()
 
     def _admitted(self, stream: Stream) -> None:
-        verdict = stream.exchange.verdict
-        ca = None if verdict is None or verdict.rule is None else verdict.rule.ca
+        ca = _ca(stream.exchange)
         fits = ca == self._ca and not (self._far is not None and self._far.closing)
         if not fits and not self._forwarded and not self._queued and not self._connecting:
             self.drop_upstream()
@@ -423,8 +421,23 @@ class Http2Session(Streams):
     # -- what time and policy do ---------------------------------------------------------------------------------------
 
     def _allowed(self, stream: Stream, stack: Stack) -> bool:
-        asked = stream.exchange.asked
-        return asked is None or stream.deaf or not isinstance(stack.request(asked), Deny)
+        """Whether another policy allows it as well; what has not been sent on goes by that one's rule. Else it is over."""
+        exchange = stream.exchange
+        if stream.deaf or exchange.asked is None:
+            return True
+        if exchange.forwarded:
+            allowed = not isinstance(stack.request(exchange.asked), Deny)
+        else:
+            judged = judge(self.flow, stack, exchange.head)
+            allowed = not isinstance(judged, Refused)
+            if not isinstance(judged, Refused):
+                exchange.admit(judged)
+        if not allowed:
+            self._over(stream, "policy_changed", code=wire.CANCEL)
+        elif stream in self._queued and (_ca(exchange) != self._ca or (_asks(exchange) and not exchange.agreed)):
+            self._over(stream, "", code=wire.REFUSED_STREAM)  # it waits for the wrong thing, and can be sent again
+            return False
+        return allowed
 
     def rejudge(self, stack: Stack) -> None:
         verdict = stack.flow(self.flow.name, self.flow.port)
@@ -432,8 +445,7 @@ class Http2Session(Streams):
             self.cut("policy_changed")
             return
         for stream in tuple(self._streams.values()):
-            if not self._allowed(stream, stack):
-                self._over(stream, "policy_changed", code=wire.CANCEL)
+            self._allowed(stream, stack)
         generation = self.shared.around.ruling().generation
         if generation != self._generation:
             self._generation = generation
@@ -474,3 +486,13 @@ class Http2Session(Streams):
                 self.failed(self.guest, error)
 
         stream.task = asyncio.get_running_loop().create_task(guarded(), name=f"stream {stream.exchange.id}")
+
+
+def _ca(exchange: Exchange) -> str | None:
+    """The authorities that its rule names for the upstream."""
+    rule = None if exchange.verdict is None else exchange.verdict.rule
+    return None if rule is None else rule.ca
+
+
+def _asks(exchange: Exchange) -> bool:
+    return exchange.verdict is not None and exchange.verdict.ask

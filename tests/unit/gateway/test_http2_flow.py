@@ -7,6 +7,7 @@ import json
 import resource
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -335,5 +336,52 @@ def test_a_slow_body_of_a_said_length_ends_and_a_silent_stream_does_not(tmp_path
             assert (await silent.over()).status == 200
             await client.close()
             await at.empty()
+
+    run(main())
+
+
+def test_an_answer_that_came_whole_outlives_its_upstream_and_the_upload_is_let_go(tmp_path: Path) -> None:
+    async def answer(call: Call) -> None:
+        served_of(call).respond(call, [(b":status", b"200")])
+        await served_of(call).data(call.stream, b"enough", ended=True)
+        served_of(call).writer.close()
+
+    async def main() -> None:
+        async with place(tmp_path) as at:
+            await serve_h2(at, answer=answer)
+            client = await guest(at)
+            call = client.ask("/", method="POST", ended=False)
+            await client.until(lambda: call.error is not None)
+            assert (call.status, bytes(call.got), call.ended, call.error) == (200, b"enough", True, 0)
+            await client.close()
+            await at.empty()
+
+    run(main())
+
+
+def test_what_waits_for_its_upstream_goes_by_the_policy_of_then(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with place(tmp_path, limits=Limits(sweep=30)) as at:
+            upstream = await serve_h2(at)
+            client = await guest(at)
+            waits = asyncio.Event()
+            dial = at.lab.dialer.__class__.__call__
+
+            async def slow(target: Any, port: int) -> Any:
+                await waits.wait()
+                return await dial(at.lab.dialer, target, port)
+
+            object.__setattr__(at.lab.around, "dial", slow)
+            one, two = client.ask("/a"), client.ask("/b")
+            await asyncio.sleep(0.1)
+            at.rules({"host": ALLOWED, "paths": ["/a"], "name": "later"})
+            waits.set()
+            await one.over()
+            await two.over()
+            assert (one.status, two.error) == (200, 8)
+            await client.close()
+            await at.empty()
+            assert [call[b":path"] for call in upstream.calls] == [b"/a"]
+            assert {(record.reason, record.rule) for record in at.requests()} >= {("", "later")}
 
     run(main())
