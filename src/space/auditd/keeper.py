@@ -41,8 +41,8 @@ _LAST = 5.0
 class Limits:
     """Of one source: records a second and at once (above: it waits in its socket), denials likewise (above: they are counted)."""
 
-    rate: float = 2000.0
-    burst: int = 4000
+    rate: float = 5000.0
+    burst: int = 10_000
     denials_rate: float = 10.0
     denials_burst: int = 50
     every: float = 1.0
@@ -164,10 +164,12 @@ class Keeper:
             return
         if not source.rate.take(self._clock()):
             source.end.hold(0.1)
-        if isinstance(note.record, CredentialRead) or note.id:
-            self._written(source, note.id, self._fields(source, note.record), refuse=isinstance(note.record, CredentialRead))
-        elif source.denials.counted(note.record, self._clock(), self._second()):
+        if source.denials.counted(note.record, self._clock(), self._second()):
             self._arm()
+            if note.id:
+                source.end.send(api.encode(api.Written(note.id)))
+        elif isinstance(note.record, CredentialRead) or note.id:
+            self._written(source, note.id, self._fields(source, note.record), refuse=isinstance(note.record, CredentialRead))
         else:
             self._note(source, self._fields(source, note.record))
 

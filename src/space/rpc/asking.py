@@ -34,6 +34,7 @@ class Asker:
         self._waiting: dict[int, asyncio.Future[object]] = {}
         self._number = 0
         self._turn = asyncio.Lock()
+        self._room: asyncio.Future[None] | None = None
         self._packets = Packets(sock, self._received, self._lost, burst=16)
 
     def number(self) -> int:
@@ -79,7 +80,7 @@ class Asker:
 
     async def _writable(self) -> None:
         loop = asyncio.get_running_loop()
-        ready: asyncio.Future[None] = loop.create_future()
+        ready = self._room = loop.create_future()
         loop.add_writer(self._sock, lambda: None if ready.done() else ready.set_result(None))
         try:
             await ready
@@ -98,6 +99,8 @@ class Asker:
             future.set_result(answer)
 
     def _lost(self) -> None:
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             if not future.done():

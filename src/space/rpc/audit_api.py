@@ -46,7 +46,7 @@ class Status(_Question, frozen=True):
 
 
 class Written(msgspec.Struct, frozen=True, tag=True):
-    """It is so; of a note: the record is in the file."""
+    """It is so; of a note: the record is in the file, or counted, if it is a denial above the rate."""
 
     id: int
 

@@ -1,7 +1,8 @@
 """Messages over SOCK_SEQPACKET, where the socket is who speaks: one end in an event loop, bounded both ways.
 
 A message is one packet; descriptors come beside it where they are awaited, and are dropped by the kernel where they are not. Whoever sends
-what is too long, or does not take its answers, is hung up on. `burst` packets are taken at a wake-up, so that no socket starves another.
+what is too long is hung up on; whoever does not take its answers is not listened to until it does. `burst` packets are taken at a wake-up,
+so that no socket starves another.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import asyncio
 import os
 import socket
 import struct
+from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
 MOST = 65_536
+_MOST_DRAINED = 4096
 _CREDENTIALS = struct.Struct("=iII")
 _RIGHTS = socket.CMSG_SPACE(4)
 
@@ -41,28 +44,39 @@ class Packets:
         self._burst = burst
         self._loop = asyncio.get_running_loop()
         self._held: asyncio.TimerHandle | None = None
+        self._unsent: deque[bytes] = deque()
+        self._reads = True
         self.open = True
         self._loop.add_reader(sock, self._readable)
 
     def send(self, message: bytes) -> None:
-        """Send, or hang up when it is not taken."""
+        """Send. While the other end does not take it, nothing more is taken from there: whoever does not read stops only itself."""
         if not self.open:
             return
-        try:
-            self._sock.send(message, socket.MSG_NOSIGNAL)
-        except OSError:
-            self.hang_up()
+        if not self._unsent:
+            try:
+                self._sock.send(message, socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                self._loop.add_writer(self._sock, self._writable)
+            except OSError:
+                self.hang_up()
+                return
+            else:
+                return
+        self._unsent.append(message)
+        self._adjust()
 
     def hold(self, seconds: float) -> None:
         """Take nothing more for that long: what comes waits in the socket, and then its sender."""
         if self.open and self._held is None:
-            self._loop.remove_reader(self._sock)
             self._held = self._loop.call_later(seconds, self._resume)
+            self._adjust()
 
     def drain(self) -> None:
-        """Take what is there now."""
-        while self.open and self._take():
-            pass
+        """Take what is there now (a socket holds less than this; a sender that goes on is not waited for)."""
+        for _ in range(_MOST_DRAINED):
+            if not self.open or not self._take():
+                return
 
     def close(self) -> None:
         """Hang up; `lost` is not called. Idempotent."""
@@ -71,6 +85,8 @@ class Packets:
             if self._held is not None:
                 self._held.cancel()
             self._loop.remove_reader(self._sock)
+            self._loop.remove_writer(self._sock)
+            self._unsent.clear()
             self._sock.close()
 
     def hang_up(self) -> None:
@@ -81,11 +97,33 @@ class Packets:
 
     def _resume(self) -> None:
         self._held = None
-        self._loop.add_reader(self._sock, self._readable)
+        self._adjust()
+
+    def _writable(self) -> None:
+        try:
+            while self._unsent:
+                self._sock.send(self._unsent[0], socket.MSG_NOSIGNAL)
+                self._unsent.popleft()
+        except BlockingIOError:
+            return
+        except OSError:
+            self.hang_up()
+            return
+        self._loop.remove_writer(self._sock)
+        self._adjust()
+
+    def _adjust(self) -> None:
+        reads = self._held is None and not self._unsent
+        if reads != self._reads:
+            self._reads = reads
+            if reads:
+                self._loop.add_reader(self._sock, self._readable)
+            else:
+                self._loop.remove_reader(self._sock)
 
     def _readable(self) -> None:
         for _ in range(self._burst):
-            if not self.open or self._held is not None or not self._take():
+            if not self.open or not self._reads or not self._take():
                 return
 
     def _take(self) -> bool:

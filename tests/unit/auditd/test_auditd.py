@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import random
 import resource
 import socket
+import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -387,3 +391,87 @@ async def test_records_are_exported_by_what_is_wanted(both: Pair) -> None:
     assert len(both.records(wanted=Wanted(name="b.example.com"))) == 1
     middle = both.records()[1]["at"]
     assert len(both.records(wanted=Wanted(since=middle))) + len(both.records(wanted=Wanted(until=middle))) == 3
+
+
+async def test_an_answer_is_no_way_around_the_counting_of_denials(both: Pair) -> None:
+    async with both.control() as client:
+        one = await source(client)
+        await asyncio.gather(*(one.written(denied()) for _ in range(500)))
+    both.audit.stop()
+    records = both.records()
+    assert len(records) < 150
+    assert sum(record.get("count", 1) for record in records) == 500
+
+
+async def test_no_kill_amid_rotation_and_retention_leaves_a_chain_that_is_wrong(tmp_path: Path) -> None:
+    both = Pair(tmp_path, "--file-bytes", "2000", "--files", "2")
+    both.start()
+    moments = random.Random(7)
+    try:
+        for _ in range(10):
+            async with both.control() as client:
+                one = await source(client)
+                ending = asyncio.get_running_loop().time() + moments.uniform(0.0, 0.15)
+                while asyncio.get_running_loop().time() < ending:
+                    await one.written(asked(1))
+                await client.bind_broker(await self_made(both))  # a checkpoint, with files to remove
+                one.note(*(asked(2) for _ in range(moments.randrange(20))))
+                both.audit.kill()
+            found = await both.verified()
+            assert [finding.problem for finding in found.findings if finding.problem != "torn"] == []
+            both.start()
+        async with both.control():
+            pass
+        both.audit.stop()
+        found = await both.verified()
+        assert (found.unvouched, found.findings) == (0, ())
+        assert found.records > 100
+        assert len(segments(both.audit.data, "gateway")) <= 2
+    finally:
+        both.stop()
+
+
+async def self_made(both: Pair) -> socket.socket:
+    theirs, ours = pair()
+    toward = BrokerControl.connect(both.broker.socket)
+    await toward.bind_writer(theirs, ("gateway", "dialer"))
+    toward.close()
+    return ours
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small tmpfs")
+async def test_a_file_system_that_is_full_breaks_no_chain_and_loses_no_root(tmp_path: Path) -> None:
+    room = tmp_path / "room"
+    room.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", room], check=True)  # noqa: ASYNC221
+    both = Pair(room)
+    try:
+        both.start()
+        async with both.control() as client:
+            one = await source(client)
+            await one.written(credential(1))
+            ballast = os.open(room / "ballast", os.O_WRONLY | os.O_CREAT)
+            with contextlib.suppress(OSError):
+                while True:
+                    os.write(ballast, bytes(4096))
+            os.close(ballast)
+            with pytest.raises(NoCapacity):  # noqa: PT012
+                for number in range(2, 100):
+                    await one.written(credential(number))
+            toward = BrokerControl.connect(both.broker.socket)
+            told = {}
+            with pytest.raises(NoCapacity):  # noqa: PT012
+                for generation in range(2000):
+                    told[generation] = await toward.make_root("base", generation)
+            (room / "ballast").unlink()
+            for generation, pem in told.items():
+                assert await toward.root("base", generation) == pem
+            await toward.make_root("base", 5000)
+            await one.written(credential(1000))
+            toward.close()
+        both.audit.stop()
+        assert (await both.verified()).findings == ()
+        assert both.records()[-1]["id"] == "c1000"
+    finally:
+        both.stop()
+        subprocess.run(["umount", room], check=True)  # noqa: ASYNC221
