@@ -81,6 +81,15 @@ def make_tap(name: str, mac: bytes) -> None:
         fcntl.ioctl(control, _SIOCSIFHWADDR, struct.pack("16sH14s", name.encode(), _ARPHRD_ETHER, mac))
 
 
+def remove_tap(name: str) -> None:
+    """Remove a TAP that `make_tap` made; OSError while a VMM holds it."""
+    descriptor = open_tap(name)
+    try:
+        fcntl.ioctl(descriptor, _TUNSETPERSIST, 0)
+    finally:
+        os.close(descriptor)
+
+
 def set_up(name: str) -> None:
     """Bring an interface of this network namespace up."""
     with _control() as control:

@@ -8,7 +8,9 @@ beside it where said. Every operation is idempotent by (sandbox, generation).
 |---|---|---|
 | describe | Describe | slots: [int], sandboxes: [{sandbox, generation, slot, alive}] |
 | create_slot | SlotOp | namespace with TAP and ruleset (read back) |
-| destroy_slot | SlotOp | refused (`conflict`) while a VMM of it lives |
+| create_edge | EdgeOp | slot that admits what the egress gateway serves; descriptors of its listeners: transparent TCP, DNS, DNS over TCP |
+| destroy_slot | SlotOp | refused (`conflict`) while a VMM of it lives; an edge's flows are aborted first |
+| slot_counters | SlotOp | counters: {name: packets} of the slot's filter |
 | create_sandbox | CreateSandbox | directory, reflinked disk of that size, cgroups |
 | start_vmm | StartVmm | pidfd as descriptor; sockets in Instance.vm_run() listen before the answer |
 | adopt_vmm | SandboxOp | alive, and a pidfd as descriptor if alive |
@@ -32,6 +34,17 @@ class SlotOp:
     """A slot by number."""
 
     slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeOp:
+    """A slot with egress. synthetic: the addresses that stand for names (`198.18.0.0/15`). literal: TCP to any other address
+    reaches the listener as well; asked again with the other value, this alone changes, while the slot is in use.
+    """
+
+    slot: int
+    synthetic: str
+    literal: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,4 +80,4 @@ class StartVmm:
     accelerator: str
 
 
-Operation = Describe | SlotOp | SandboxOp | CreateSandbox | StartVmm
+Operation = Describe | SlotOp | EdgeOp | SandboxOp | CreateSandbox | StartVmm

@@ -12,16 +12,19 @@ from dataclasses import fields
 from typing import Any
 
 from space.config.instance import SLOTS
+from space.core.plan.edge import parse_range
 from space.model import ids
 from space.model.errors import InvalidArgument, SpaceError
-from space.model.rootd import CreateSandbox, Describe, Operation, SandboxOp, SlotOp, StartVmm
+from space.model.rootd import CreateSandbox, Describe, EdgeOp, Operation, SandboxOp, SlotOp, StartVmm
 
 MESSAGE_LIMIT = 4096  # the longest operation has about 300 bytes
 
 OPERATIONS: dict[str, type[Operation]] = {
     "describe": Describe,
     "create_slot": SlotOp,
+    "create_edge": EdgeOp,
     "destroy_slot": SlotOp,
+    "slot_counters": SlotOp,
     "create_sandbox": CreateSandbox,
     "start_vmm": StartVmm,
     "adopt_vmm": SandboxOp,
@@ -38,7 +41,8 @@ _RANGES: dict[str, tuple[int, int]] = {
     "memory_mib": (32, 1 << 20),
     "cpus": (1, 64),
 }
-_CHECKS: dict[str, Callable[[str], str]] = {"sandbox": ids.sandbox_id, "template": ids.digest}
+_CHECKS: dict[str, Callable[[str], object]] = {"sandbox": ids.sandbox_id, "template": ids.digest, "synthetic": parse_range}
+_KINDS: dict[Any, type[int] | type[str]] = {"int": int, "str": str, "bool": bool}
 _CHOICES = {"accelerator": ("tcg", "kvm")}
 
 
@@ -90,7 +94,7 @@ def _record(op: str, raw: dict[str, Any]) -> Operation:
     for name, annotation in wanted.items():
         if name not in raw:
             raise InvalidArgument(f"{op} needs the field {name!r}")
-        _check(name, raw[name], int if annotation == "int" else str)
+        _check(name, raw[name], _KINDS[annotation])
     return kind(**raw)
 
 

@@ -27,10 +27,11 @@ from typing import Any, assert_never
 from space.config import instance as instances
 from space.config.instance import DATA_ROOT, RUN_ROOT, Instance
 from space.config.ready import say_ready
+from space.core.plan.edge import Plan, parse_range
 from space.host import cgroups, namespaces, syscalls
-from space.model.errors import Conflict, Internal, NoCapacity, SpaceError
-from space.model.rootd import CreateSandbox, Describe, Operation, SandboxOp, SlotOp, StartVmm
-from space.rootd import records, sandboxes, slots, vmm
+from space.model.errors import Conflict, Internal, NoCapacity, NotFound, SpaceError
+from space.model.rootd import CreateSandbox, Describe, EdgeOp, Operation, SandboxOp, SlotOp, StartVmm
+from space.rootd import edge, records, sandboxes, slots, vmm
 from space.rootd.log import configure, log
 
 _MAX_PEERS = 16
@@ -47,19 +48,26 @@ class Rootd:
     place: sandboxes.Place
     children: vmm.Children = field(default_factory=vmm.Children)
     peers: dict[int, socket.socket] = field(default_factory=dict)
+    edges: edge.Edges = field(init=False)
 
-    def perform(self, op: str, record: Operation) -> tuple[dict[str, Any], int | None]:
-        """Do it: the answer's fields, and a descriptor to send with it."""
+    def __post_init__(self) -> None:
+        self.edges = edge.Edges(self.instance)
+
+    def perform(self, op: str, record: Operation) -> tuple[dict[str, Any], tuple[int, ...]]:
+        """Do it: the answer's fields, and the descriptors to send with it."""
         match record:
             case Describe():
-                return self._describe(), None
+                return self._describe(), ()
             case SlotOp(slot=slot):
-                return self._slot(op, slot), None
+                return self._slot(op, slot), ()
+            case EdgeOp(slot=slot):
+                plan = Plan(parse_range(record.synthetic), record.literal)
+                return {}, self.edges.create(slot, plan, self._tenant(slot))
             case CreateSandbox():
                 sandboxes.create(self.place, record)
-                return {}, None
+                return {}, ()
             case StartVmm():
-                return {}, vmm.start(self.place, self.children, record)
+                return {}, (vmm.start(self.place, self.children, record),)
             case SandboxOp():
                 return self._sandbox(op, record)
             case _:
@@ -73,45 +81,55 @@ class Rootd:
         return {"slots": slots.existing(self.instance), "sandboxes": found}
 
     def _slot(self, op: str, slot: int) -> dict[str, Any]:
-        if op == "create_slot":
+        if op == "slot_counters":
+            if not slots.exists(self.instance, slot):
+                raise NotFound(f"there is no slot {slot} on this host")
+            return {"counters": edge.counters(self.instance, slot)}
+        if op == "create_slot" and not self.edges.is_edge(slot):
             slots.create(self.instance, slot)
             return {}
-        for one in sandboxes.existing(self.place):
-            if one.slot == slot and sandboxes.is_alive(self.place, one):
-                raise Conflict(f"the VMM of {one.sandbox} lives in slot {slot}", hint="kill it and wait for its end first")
-        slots.destroy(self.instance, slot)
+        if (tenant := self._tenant(slot)) is not None:
+            raise Conflict(f"the VMM of {tenant} lives in slot {slot}", hint="kill it and wait for its end first")
+        self.edges.destroy(slot)
+        if op == "create_slot":
+            slots.create(self.instance, slot)
         return {}
 
-    def _sandbox(self, op: str, record: SandboxOp) -> tuple[dict[str, Any], int | None]:
+    def _tenant(self, slot: int) -> str | None:
+        """The sandbox whose VMM lives in a slot."""
+        ours = (one for one in sandboxes.existing(self.place) if one.slot == slot and sandboxes.is_alive(self.place, one))
+        return next((one.sandbox for one in ours), None)
+
+    def _sandbox(self, op: str, record: SandboxOp) -> tuple[dict[str, Any], tuple[int, ...]]:
         if op == "adopt_vmm":
             pidfd = vmm.adopt(self.place, record)
-            return {"alive": pidfd is not None}, pidfd
+            return {"alive": pidfd is not None}, () if pidfd is None else (pidfd,)
         if op == "kill_vmm":
             vmm.kill(self.place, record)
         elif op == "destroy_sandbox":
             sandboxes.destroy(self.place, record)
         else:
             tree = self.place.tree(sandboxes.get(self.place, record).sandbox)
-            return {"memory_bytes": tree.memory_bytes(), "cpu_usec": tree.cpu_usec(), "oom_kills": tree.oom_kills()}, None
-        return {}, None
+            return {"memory_bytes": tree.memory_bytes(), "cpu_usec": tree.cpu_usec(), "oom_kills": tree.oom_kills()}, ()
+        return {}, ()
 
     # -- the boundary --------------------------------------------------------------------------------------------
-    def serve_message(self, message: bytes) -> tuple[bytes, int | None]:
-        """One message in, one answer out, with a descriptor that the caller sends and closes. Never raises for what a peer said."""
+    def serve_message(self, message: bytes) -> tuple[bytes, tuple[int, ...]]:
+        """One message in, one answer out, with descriptors that the caller sends and closes. Never raises for what a peer said."""
         began, name, about, sandbox = time.perf_counter(), "?", "", None
-        pidfd: int | None = None
+        descriptors: tuple[int, ...] = ()
         try:
             name, record = records.decode(message)
             about = " ".join(f"{key}={value}" for key, value in asdict(record).items())
             sandbox = getattr(record, "sandbox", None)
-            values, pidfd = self.perform(name, record)
+            values, descriptors = self.perform(name, record)
             reply, outcome = records.answer(values), "ok"
         except Exception as error:  # noqa: BLE001 (the boundary: whatever it is, the peer gets a code and a sentence)
             fault = _fault(error)
             reply, outcome = records.refusal(fault), f"{fault.code}: {error}"
         level = "info" if outcome == "ok" else "warning"
         log(f"{name} {about} {(time.perf_counter() - began) * 1000:.1f}ms {outcome}", level=level, sandbox=sandbox)
-        return reply, pidfd
+        return reply, descriptors
 
     def accept(self, listener: socket.socket, poll: select.epoll) -> None:
         """Take a connection if it comes from the node (or root)."""
@@ -130,12 +148,12 @@ class Rootd:
     def receive(self, number: int, poll: select.epoll) -> None:
         """Serve one message of a peer; close the connection when it is over, or when it does not take its answers."""
         peer = self.peers[number]
-        pidfd = None
+        descriptors: tuple[int, ...] = ()
         try:
             message = peer.recv(records.MESSAGE_LIMIT + 1)  # descriptors that came along are closed by the kernel
             if message:
-                reply, pidfd = self.serve_message(message)
-                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [pidfd]))] if pidfd is not None else []
+                reply, descriptors = self.serve_message(message)
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
                 peer.sendmsg([reply], rights, socket.MSG_NOSIGNAL)
                 return
         except BlockingIOError:
@@ -143,8 +161,8 @@ class Rootd:
         except OSError as error:
             log(f"a connection broke: {error.strerror}")
         finally:
-            if pidfd is not None:
-                os.close(pidfd)
+            for descriptor in descriptors:
+                os.close(descriptor)
         poll.unregister(peer)
         del self.peers[number]
         peer.close()

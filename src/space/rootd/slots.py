@@ -49,12 +49,16 @@ def existing(instance: Instance) -> list[int]:
     return sorted(int(name) for name in names if name.isdigit() and namespaces.is_kept(directory / name))
 
 
-def _build(path: Path) -> bytes:
-    namespaces.keep_network(path)
+def silence() -> None:
+    """Switch IPv6 off in this namespace, which would chatter towards the guest. Where /proc/sys is read-only the output chain drops it."""
     for scope in ("all", "default"):
-        # No chatter of our own towards the guest. Where /proc/sys is read-only the output chain drops it all the same.
         with suppress(OSError):
             Path(f"/proc/sys/net/ipv6/conf/{scope}/disable_ipv6").write_text("1")
+
+
+def _build(path: Path) -> bytes:
+    namespaces.keep_network(path)
+    silence()
     namespaces.make_tap(ruleset.TAP, namespaces.TAP_MAC)
     process.run(["nft", "-f", "-"], data=ruleset.ruleset().encode())
     loaded = _loaded()

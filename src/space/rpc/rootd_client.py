@@ -12,16 +12,17 @@ import json
 import os
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from space.model.errors import Internal, ProtocolError, SpaceError, Unavailable, from_code
-from space.model.rootd import CreateSandbox, Describe, Operation, SandboxOp, SlotOp, StartVmm
+from space.model.rootd import CreateSandbox, Describe, EdgeOp, Operation, SandboxOp, SlotOp, StartVmm
 
 _ANSWER_BYTES = 4 << 20
+_MOST_DESCRIPTORS = 3
 _RECONNECT_STEPS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # serve starts a rootd that died again after a moment
 
 T = TypeVar("T")
@@ -55,9 +56,18 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Listeners:
+    """Descriptors of a slot's edge, which the caller owns: TCP to every admitted address and port; DNS over UDP; DNS over TCP."""
+
+    transparent: int
+    dns: int
+    dns_tcp: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Answer:
     values: dict[str, Any]
-    pidfd: int | None
+    descriptors: tuple[int, ...]
 
 
 class _Broken(Exception):
@@ -86,7 +96,7 @@ class _Connection:
     def readable(self) -> None:
         """Take one answer, which belongs to the oldest question."""
         try:
-            data, rights, flags, _ = self.channel.recvmsg(_ANSWER_BYTES, socket.CMSG_SPACE(4))
+            data, rights, flags, _ = self.channel.recvmsg(_ANSWER_BYTES, socket.CMSG_SPACE(4 * _MOST_DESCRIPTORS))
         except BlockingIOError:
             return
         except OSError as error:
@@ -104,10 +114,10 @@ class _Connection:
             _close_all(received)
             return
         try:
-            future.set_result(_Answer(_values(data), received.pop() if received else None))
+            future.set_result(_Answer(_values(data), tuple(received)))
         except SpaceError as error:
+            _close_all(received)
             future.set_exception(error)
-        _close_all(received)
 
     def close(self, why: str) -> None:
         if not self.open:
@@ -142,6 +152,22 @@ class RootdClient:
     async def create_slot(self, slot: int) -> None:
         """Namespace, TAP and ruleset; returns when the ruleset was read back."""
         await self._ask("create_slot", SlotOp(slot))
+
+    async def create_edge(self, slot: int, synthetic: str, *, literal: bool) -> Listeners:
+        """A slot with egress, or other destinations for the one that is there: duplicates of its listeners, which rootd holds as well.
+
+        Conflict while a VMM lives in a slot that had to be built anew.
+        """
+        descriptors = (await self._ask("create_edge", EdgeOp(slot, synthetic, literal))).descriptors
+        if len(descriptors) != _MOST_DESCRIPTORS:
+            _close_all(descriptors)
+            raise ProtocolError(f"rootd's answer came with {len(descriptors)} listeners")
+        return Listeners(*descriptors)
+
+    async def slot_counters(self, slot: int) -> dict[str, int]:
+        """What the filter of a slot counted: packets by kind."""
+        values = (await self._ask("slot_counters", SlotOp(slot))).values
+        return _read(lambda: {str(name): int(count) for name, count in values["counters"].items()})
 
     async def destroy_slot(self, slot: int) -> None:
         """Remove a slot; Conflict while a VMM lives in it."""
@@ -191,7 +217,7 @@ class RootdClient:
                     raise Unavailable(f"rootd went away twice during {op}: {error}", hint="its log says why") from error
             except asyncio.CancelledError:
                 if answer is not None and answer.done() and not answer.cancelled() and answer.exception() is None:
-                    _close_all([fd for fd in (answer.result().pidfd,) if fd is not None])
+                    _close_all(answer.result().descriptors)
                 raise
         raise AssertionError
 
@@ -216,9 +242,10 @@ class RootdClient:
 
     @staticmethod
     def _pidfd(answer: _Answer) -> int:
-        if answer.pidfd is None:
+        if len(answer.descriptors) != 1:
+            _close_all(answer.descriptors)
             raise ProtocolError("rootd's answer came without the pidfd")
-        return answer.pidfd
+        return answer.descriptors[0]
 
 
 def _values(data: bytes) -> dict[str, Any]:
@@ -248,7 +275,7 @@ def _integers(raw: bytes) -> array.array[int]:
     return numbers
 
 
-def _close_all(descriptors: list[int]) -> None:
+def _close_all(descriptors: Sequence[int]) -> None:
     for descriptor in descriptors:
         with suppress(OSError):
             os.close(descriptor)

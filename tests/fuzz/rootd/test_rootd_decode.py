@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict
+from ipaddress import ip_network
 from typing import Any
 
 from hypothesis import given, settings
@@ -12,13 +13,15 @@ from hypothesis import strategies as st
 
 from space.config.instance import SLOTS
 from space.model.errors import InvalidArgument
-from space.model.rootd import CreateSandbox, SandboxOp, SlotOp, StartVmm
+from space.model.rootd import CreateSandbox, EdgeOp, SandboxOp, SlotOp, StartVmm
 from space.rootd import records
 
 _VALID: dict[str, st.SearchStrategy[Any]] = {
     "sandbox": st.from_regex(r"sb-[a-z2-7]{20}", fullmatch=True),
     "template": st.from_regex(r"[0-9a-f]{16,64}", fullmatch=True),
     "accelerator": st.sampled_from(["tcg", "kvm"]),
+    "synthetic": st.sampled_from(["198.18.0.0/15", "10.0.0.0/8", "100.64.0.0/10"]) | st.from_regex(r"[0-9./]{0,20}", fullmatch=True),
+    "literal": st.booleans(),
     "slot": st.integers(-2, SLOTS + 2),
     "generation": st.integers(-2, 2**64),
     "disk_mib": st.integers(0, (1 << 20) + 2),
@@ -59,8 +62,13 @@ def _must_be_an_operation_or_a_refusal(message: bytes) -> None:
         return
     assert type(record) is records.OPERATIONS[op]
     for name, value in asdict(record).items():
-        assert type(value) in (int, str), name
-    if isinstance(record, SlotOp | CreateSandbox):
+        assert type(value) in (int, str, bool), name
+    if isinstance(record, EdgeOp):
+        network = ip_network(record.synthetic)
+        assert str(network) == record.synthetic
+        assert 8 <= network.prefixlen <= 24
+        assert type(record.literal) is bool
+    if isinstance(record, SlotOp | EdgeOp | CreateSandbox):
         assert 0 <= record.slot < SLOTS
     if isinstance(record, SandboxOp | CreateSandbox | StartVmm):
         assert re.fullmatch(r"sb-[a-z2-7]{20}", record.sandbox)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from space.model import errors
 from space.model.errors import InvalidArgument
-from space.model.rootd import CreateSandbox, Describe, Operation, SandboxOp, SlotOp, StartVmm
+from space.model.rootd import CreateSandbox, Describe, EdgeOp, Operation, SandboxOp, SlotOp, StartVmm
 from space.rootd import records
 
 ID = "sb-" + "a2" * 10
@@ -28,7 +31,9 @@ CREATE = {
 GOOD: list[tuple[str, Operation]] = [
     ("describe", Describe()),
     ("create_slot", SlotOp(0)),
+    ("create_edge", EdgeOp(0, "198.18.0.0/15", literal=True)),
     ("destroy_slot", SlotOp(2047)),
+    ("slot_counters", SlotOp(0)),
     ("create_sandbox", CreateSandbox(ID, 1, 0, "a" * 16, 1 << 20, 1 << 20, 64)),
     ("start_vmm", StartVmm(ID, 2**63 - 1, "kvm")),
     *((op, SandboxOp(ID, 1)) for op in ("adopt_vmm", "kill_vmm", "destroy_sandbox", "usage")),
@@ -43,11 +48,11 @@ def test_operation_survives_the_wire(op: str, record: Operation) -> None:
 def test_every_operation_of_the_contract_is_known() -> None:
     assert {op for op, _ in GOOD} == set(records.OPERATIONS)
     for kind in records.OPERATIONS.values():
-        assert {field.type for field in fields(kind)} <= {"int", "str"}  # what the decoder knows to check
+        assert {field.type for field in fields(kind)} <= {"int", "str", "bool"}  # what the decoder knows to check
 
 
 def test_every_field_has_a_check_of_its_value() -> None:
-    names = {field.name for kind in records.OPERATIONS.values() for field in fields(kind)}
+    names = {field.name for kind in records.OPERATIONS.values() for field in fields(kind) if field.type != "bool"}
     assert names == {*records._RANGES, *records._CHECKS, *records._CHOICES}
 
 
@@ -80,6 +85,29 @@ def test_every_field_has_a_check_of_its_value() -> None:
 def test_wrong_field_is_named(change: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         records.decode(json.dumps(CREATE | change).encode())
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"literal": 1}, "literal is of type bool, not int"),
+        ({"literal": "true"}, "literal is of type bool, not str"),
+        ({"synthetic": None}, "synthetic is of type str, not NoneType"),
+        ({"synthetic": ""}, "Address cannot be empty"),
+        ({"synthetic": "198.18.0.1/15"}, "has host bits set"),
+        ({"synthetic": "198.18.0.0/255.254.0.0"}, "not an IPv4 network as address/prefix"),
+        ({"synthetic": "198.18.0.0"}, "not an IPv4 network as address/prefix"),
+        ({"synthetic": "0.0.0.0/0"}, "a prefix of 8 to 24 bits, not 0"),
+        ({"synthetic": "10.0.0.0/8"}, "overlaps 10.0.0.0/30"),
+        ({"synthetic": "127.0.0.0/8"}, "overlaps 127.0.0.0/8"),
+        ({"synthetic": "240.0.0.0/8"}, "overlaps 224.0.0.0/3"),
+        ({"synthetic": "198.18.0.0/15; flush ruleset"}, "not an IPv4 network as address/prefix"),
+    ],
+)
+def test_edge_of_another_shape_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        records.decode(json.dumps({"op": "create_edge", "slot": 0, "synthetic": "198.18.0.0/15", "literal": False} | change).encode())
     assert words in caught.value.message
 
 
@@ -126,3 +154,18 @@ def test_refusal_is_a_code_and_a_bounded_sentence() -> None:
     refusal = json.loads(records.refusal(errors.Conflict("x" * 5000, hint="wait")))
     assert refusal == {"error": True, "code": "conflict", "message": "x" * 1000, "hint": "wait"}
     assert "hint" not in json.loads(records.refusal(errors.Internal("rootd failed")))
+
+
+def test_privileged_process_stays_small_enough_to_be_read() -> None:
+    """One sitting: at most 1,500 lines, and nothing but the standard library and this project."""
+    sources = sorted(Path(records.__file__).parent.glob("*.py"))
+    assert len(sources) > 5
+    assert sum(len(path.read_text().splitlines()) for path in sources) <= 1500
+    code = "import sys, space.rootd.server; print(*sorted({name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert set(loaded) <= {"space", "__main__", "sitecustomize"} | _finders(loaded)
+
+
+def _finders(loaded: list[str]) -> set[str]:
+    """What the installation of an editable tree puts into every interpreter."""
+    return {name for name in loaded if name.startswith(("__editable__", "_virtualenv", "_distutils_hack"))}

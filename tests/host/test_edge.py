@@ -1,0 +1,460 @@
+"""The edge of a slot with egress, on the real kernel: what a guest of raw frames gets through it, and what of it is counted as what."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from space.core.plan import ruleset
+from space.core.plan.edge import Plan, parse_range
+from space.host import namespaces, process
+from space.model.errors import Conflict, Internal, NotFound
+from space.rootd import edge
+from space.rpc.rootd_client import Listeners
+from space.testing import rawguest
+from space.testing.rawguest import (
+    ACK,
+    ARP,
+    BROADCAST,
+    GATEWAY,
+    GUEST,
+    GUEST_MAC,
+    HOST_MAC,
+    ICMP,
+    IPV6,
+    QINQ,
+    RST,
+    SYN,
+    VLAN,
+    RawGuest,
+    arp,
+    frame,
+    ip,
+    raw_guest,
+    tcp,
+    udp,
+)
+from space.testing.roothost import RootHost
+
+RANGE = "198.18.0.0/15"
+NAMED, OTHER_NAME, PUBLIC = "198.18.0.9", "198.19.255.254", "203.0.113.7"
+_OTHER_MAC = bytes.fromhex("525400000099")
+
+
+def _icmp6(kind: int) -> bytes:
+    every_node = bytes.fromhex("ff02" + "00" * 13 + "01")
+    return struct.pack("!IHBB", 6 << 28, 16, 58, 255) + bytes.fromhex("fe80" + "00" * 13 + "02") + every_node + bytes([kind]) + bytes(15)
+
+
+def _inside(host: RootHost, work: Callable[[], bytes], slot: int = 0) -> bytes:
+    def entered() -> bytes:
+        namespaces.enter_network(host.instance.netns(slot))
+        return work()
+
+    return process.forked(entered)
+
+
+@contextmanager
+def _edge(host: RootHost, slot: int = 0, *, literal: bool = False) -> Iterator[tuple[RawGuest, dict[str, socket.socket]]]:
+    """A slot with an edge, a guest at its TAP, and its listeners."""
+    listeners = _listeners(host.ask(lambda client: client.create_edge(slot, RANGE, literal=literal)))
+    try:
+        with raw_guest(host.instance.netns(slot)) as guest:
+            yield guest, listeners
+    finally:
+        for one in listeners.values():
+            one.close()
+
+
+def _listeners(handed: Listeners) -> dict[str, socket.socket]:
+    named = {"tcp": handed.transparent, "dns": handed.dns, "dns_tcp": handed.dns_tcp}
+    found = {name: socket.socket(fileno=descriptor) for name, descriptor in named.items()}
+    for one in found.values():
+        one.settimeout(2)
+    return found
+
+
+def _counters(host: RootHost, slot: int = 0) -> dict[str, int]:
+    return {name: count for name, count in host.ask(lambda client: client.slot_counters(slot)).items() if count}
+
+
+@pytest.mark.parametrize(("target", "port"), [(NAMED, 443), (NAMED, 80), (NAMED, 53), (OTHER_NAME, 65535), (NAMED, 15001)])
+def test_connection_to_a_name_arrives_with_the_address_and_port_that_were_dialled(host: RootHost, target: str, port: int) -> None:
+    with _edge(host) as (guest, listeners):
+        answer = guest.connect(target, port, from_port=40001)
+        assert (answer.source, answer.source_port, answer.flags) == (target, port, SYN | ACK)
+        accepted, peer = listeners["tcp"].accept()
+        with accepted:
+            assert accepted.getsockname() == (target, port)
+            assert peer == (GUEST, 40001)
+            guest.send_ip(tcp(target, port, flags=ACK, from_port=40001, seq=1001, ack=answer.seq + 1, data=b"hello"))
+            accepted.settimeout(2)
+            assert accepted.recv(100) == b"hello"
+            accepted.sendall(b"world")
+            heard = [rawguest.parse(one) for one in guest.drain()]
+            assert [one.data for one in heard if one is not None and one.data] == [b"world"]
+        assert set(_counters(host)) == {"admitted_tcp"}
+
+
+def test_any_address_reaches_the_listener_only_while_the_plan_says_so(host: RootHost) -> None:
+    with _edge(host) as (guest, listeners):
+        assert guest.connect(PUBLIC, 22, from_port=40001).flags & RST
+        for again in (True, False, True):  # it changes under the guest, and the slot and its listeners stay
+            before = host.instance.netns(0).stat().st_ino
+            for one in _listeners(host.ask(lambda client, again=again: client.create_edge(0, RANGE, literal=again))).values():  # type: ignore[misc]
+                one.close()
+            assert host.instance.netns(0).stat().st_ino == before
+            answer = guest.connect(PUBLIC, 22, from_port=40002 + again)
+            assert bool(answer.flags & RST) is not again
+            if again:
+                accepted, _ = listeners["tcp"].accept()
+                assert accepted.getsockname() == (PUBLIC, 22)
+                accepted.close()
+            guest.drain()
+            guest.send_ip(tcp(PUBLIC, 22, flags=RST, from_port=40003, seq=1001))
+        for never in ("127.0.0.1", "10.0.0.2", "0.0.0.1"):
+            assert guest.connect(never, 22, from_port=40010).flags & RST
+
+
+def test_dns_arrives_over_udp_and_tcp_and_its_answers_leave(host: RootHost) -> None:
+    with _edge(host) as (guest, listeners):
+        guest.send_ip(udp(b"query", port=53, from_port=41000))
+        query, peer = listeners["dns"].recvfrom(100)
+        assert (query, peer) == (b"query", (GUEST, 41000))
+        listeners["dns"].sendto(b"answer", peer)
+        answer = guest.segment()
+        assert answer is not None
+        assert (answer.source, answer.source_port, answer.port, answer.data) == (GATEWAY, 53, 41000, b"answer")
+        assert guest.connect(GATEWAY, 53, from_port=41001).flags == SYN | ACK
+        accepted, peer = listeners["dns_tcp"].accept()
+        with accepted:
+            assert (accepted.getsockname(), peer) == ((GATEWAY, 53), (GUEST, 41001))
+        assert set(_counters(host)) == {"admitted_dns"}
+
+
+def test_arp_of_the_guest_for_the_gateway_is_answered_and_no_other(host: RootHost) -> None:
+    with _edge(host) as (guest, _):
+        guest.send(frame(arp(), kind=ARP, target=BROADCAST))
+        (answer,) = guest.drain()
+        assert answer[:14] == GUEST_MAC + HOST_MAC + ARP.to_bytes(2, "big")
+        assert answer[20:32] == (2).to_bytes(2, "big") + HOST_MAC + bytes((10, 0, 0, 1))
+        assert _counters(host) == {"admitted_arp": 1}
+
+
+_DNS = udp(b"q", port=53)
+_ATTACKS = {
+    "forged MAC": ("foreign_mac", frame(_DNS, source=_OTHER_MAC)),
+    "the gateway's MAC": ("foreign_mac", frame(_DNS, source=HOST_MAC)),
+    "to a foreign MAC": ("foreign_target", frame(_DNS, target=_OTHER_MAC)),
+    **{
+        f"source {source}": ("foreign_source", frame(udp(b"q", port=53, source=source)))
+        for source in (GATEWAY, "127.0.0.1", "169.254.169.254", NAMED, "10.0.0.3", "0.0.0.0", "255.255.255.255", PUBLIC)
+    },
+    "forged DNS reply": ("foreign_source", frame(udp(b"r", port=53, from_port=53, source="192.0.2.53"))),
+    "forged reply to a port": ("gateway_port", frame(udp(b"r", port=33000, from_port=53))),
+    "SYN of the gateway": ("foreign_source", frame(tcp(NAMED, 443, source=GATEWAY))),
+    "gratuitous ARP": ("arp_forged", frame(arp(asked=GUEST), kind=ARP, target=BROADCAST)),
+    "gratuitous ARP reply": ("arp_forged", frame(arp(operation=2, asked=GUEST), kind=ARP, target=BROADCAST)),
+    "ARP as the gateway": ("arp_forged", frame(arp(sender=GATEWAY), kind=ARP, target=BROADCAST)),
+    "ARP with another MAC inside": ("arp_forged", frame(arp(mac=_OTHER_MAC), kind=ARP)),
+    "ARP for a name's address": ("arp_forged", frame(arp(asked=NAMED), kind=ARP, target=BROADCAST)),
+    "ARP of another hardware": ("arp_forged", frame(arp(htype=6), kind=ARP)),
+    "ARP cut off": ("arp_forged", frame(arp()[:12], kind=ARP)),
+    "multicast DNS": ("guest_group", frame(udp(b"q", port=5353, target="224.0.0.251"), target=bytes.fromhex("01005e0000fb"))),
+    "multicast by its address alone": ("guest_group", frame(udp(b"q", port=1900, target="239.255.255.250"))),
+    "broadcast": ("guest_group", frame(udp(b"q", port=67, target="255.255.255.255"), target=BROADCAST)),
+    "broadcast of the link": ("guest_group", frame(udp(b"q", port=53, target="10.0.0.3"))),
+    "DNS in a broadcast frame": ("guest_group", frame(_DNS, target=BROADCAST)),
+    "IPv6 router advertisement": ("guest_ipv6", frame(_icmp6(134), kind=IPV6, target=bytes.fromhex("333300000001"))),
+    "IPv6 neighbour solicitation": ("guest_ipv6", frame(_icmp6(135), kind=IPV6, target=bytes.fromhex("3333ff000001"))),
+    "IPv6 in IPv4": ("guest_protocol", frame(ip(_icmp6(134), protocol=41, target=GATEWAY))),
+    "IPv6 in a frame of IPv4": ("ip_header", frame(_icmp6(134))),
+    "GRE": ("guest_protocol", frame(ip(bytes(8), protocol=47, target=NAMED))),
+    "SCTP": ("guest_protocol", frame(ip(bytes(12), protocol=132, target=NAMED))),
+    "ICMP redirect": ("guest_icmp", frame(ip(b"\x05\x01" + bytes(30), protocol=ICMP, target=GATEWAY))),
+    "ping": ("guest_icmp", frame(ip(b"\x08\0\xf7\xff" + bytes(4), protocol=ICMP, target=GATEWAY))),
+    "first fragment": ("ip_fragment", frame(udp(b"q", port=53, fragment=0x2000))),
+    "last fragment": ("ip_fragment", frame(udp(b"q", port=53, fragment=0x0001))),
+    "reserved bit": ("ip_fragment", frame(udp(b"q", port=53, fragment=0x8000))),
+    "source route": ("ip_header", frame(udp(b"q", port=53, options=b"\x83\x07\x04\xc6\x12\x00\x09\x00"))),
+    "record route": ("ip_header", frame(tcp(NAMED, 443, options=b"\x07\x07\x04" + bytes(5)))),
+    "version 5": ("ip_header", frame(udp(b"q", port=53, version=5))),
+    "no header at all": ("guest_protocol", frame(b"")),
+    "VLAN 0": ("guest_vlan", frame(b"\0\0\x08\0" + _DNS, kind=VLAN)),
+    "VLAN 5": ("guest_vlan", frame(b"\0\x05\x08\0" + _DNS, kind=VLAN)),
+    "VLAN 0 of the provider": ("guest_vlan", frame(b"\0\0\x08\0" + _DNS, kind=QINQ)),
+    "two tags": ("guest_vlan", frame(b"\0\0\x81\0\0\0\x08\0" + _DNS, kind=QINQ)),
+    "another kind of frame": ("guest_other", frame(bytes(46), kind=0x88CC)),
+    "a length for a kind": ("guest_other", frame(bytes(46), kind=46)),
+    "UDP to a name": ("guest_udp", frame(udp(b"q", port=443, target=NAMED))),
+    "DNS to a public resolver": ("guest_udp", frame(udp(b"q", port=53, target="192.0.2.53"))),
+}
+
+
+def test_every_attack_is_dropped_and_counted_as_what_it_is(host: RootHost) -> None:
+    with _edge(host) as (guest, listeners):
+        wrong, before = {}, _counters(host)
+        for name, (counter, attack) in _ATTACKS.items():
+            guest.send(attack)
+            after = _counters(host)
+            moved = {key: count - before.get(key, 0) for key, count in after.items() if count != before.get(key, 0)}
+            if moved != {counter: 1}:
+                wrong[name] = moved
+            before = after
+        assert wrong == {}
+        assert guest.drain() == []
+        for one in listeners.values():
+            one.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listeners["dns"].recv(1)
+        for name in ("tcp", "dns_tcp"):
+            with pytest.raises(BlockingIOError):
+                listeners[name].accept()
+        assert guest.connect(NAMED, 443, from_port=42000).flags == SYN | ACK  # and who is honest is still served
+
+
+def test_every_other_port_of_the_gateway_is_reset_and_none_answers_udp(host: RootHost) -> None:
+    with _edge(host) as (guest, _):
+        refused = 0
+        for start in range(0, 65536, 256):
+            ports = [port for port in range(start, start + 256) if port != 53]
+            guest.send_ip(*(tcp(GATEWAY, port, from_port=43000) for port in ports), *(udp(b"q", port=port) for port in ports))
+            for _ in ports:
+                answer = guest.segment()
+                assert answer is not None
+                assert answer.flags & RST
+                refused += 1
+        assert refused == 65535
+        assert guest.drain() == []
+        assert _counters(host) == {"gateway_port": 2 * 65535}
+
+
+@pytest.mark.parametrize("target", [PUBLIC, "169.254.169.254", "10.0.0.6", "192.168.1.1", "127.0.0.1", "198.20.0.1", GUEST])
+def test_straight_to_an_address_is_reset_at_once(host: RootHost, target: str) -> None:
+    with _edge(host) as (guest, _):
+        assert guest.connect(target, 80, from_port=40001).flags & RST
+        guest.send_ip(tcp(target, 80, flags=RST, from_port=40001))  # a reset is not answered
+        assert guest.drain() == []
+        assert _counters(host) == {"guest_tcp": 2}
+
+
+def test_flood_of_syns_does_not_keep_an_honest_connection_out(host: RootHost) -> None:
+    with _edge(host) as (guest, listeners):
+        flood = [frame(tcp(NAMED, 1 + count % 60000, from_port=1024 + count % 30000, seq=count)) for count in range(10_000)]
+        for start in range(0, len(flood), 500):
+            guest.send(*flood[start : start + 500])
+            guest.drain(0)
+            guest.heard.clear()
+        assert guest.connect(OTHER_NAME, 443, from_port=50001, seconds=5).flags == SYN | ACK
+        guest.send(*flood[:500])
+        accepted, peer = listeners["tcp"].accept()
+        with accepted:
+            assert (accepted.getsockname(), peer) == ((OTHER_NAME, 443), (GUEST, 50001))
+
+
+def test_frames_before_the_filter_reach_nobody(host: RootHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guest that is at the TAP before it is up: the kernel takes nothing of it, and the filter is there when it does."""
+    seen: list[str] = []
+
+    def attack(what: str) -> None:
+        tap = namespaces.open_tap("tap0")
+        try:
+            os.write(tap, bytes(10) + frame(_DNS))
+            seen.append(f"{what}: taken")
+        except OSError as error:
+            seen.append(f"{what}: {errno.errorcode[error.errno or 0]}")
+        finally:
+            os.close(tap)
+
+    def load(argv: list[str], *, data: bytes | None = None) -> process.Completed:
+        attack(" ".join(argv))
+        return real(argv, data=data)
+
+    real = process.run
+    monkeypatch.setattr(process, "run", load)
+
+    def build() -> bytes:
+        # nobody takes the listeners, so that it stops just before the TAP would come up
+        with socket.socketpair()[0] as channel, pytest.raises(OSError, match="Broken pipe"):
+            edge._build(host.instance.netns(9), Plan(parse_range(RANGE)), channel)
+        assert not namespaces.is_up("tap0")
+        attack("at last")
+        return "\n".join(seen).encode()
+
+    told = process.forked(build).decode()
+    assert told.splitlines() == ["nft -f -: EIO", "nft -j list ruleset: EIO", "at last: EIO"]
+    host.ask(lambda client: client.destroy_slot(9))
+
+
+@pytest.mark.parametrize("missing", ["nothing", "output", "prerouting"])
+@pytest.mark.parametrize("bound", [False, True])
+def test_namespace_itself_reaches_no_listener(host: RootHost, missing: str, bound: bool) -> None:
+    """What a VMM that was taken over could try from inside, here with more rights than it has: `lo` is up, and one of two chains is gone.
+
+    The binding to the TAP is no third layer: the kernel takes the gateway's address, looped back, for one that came over the TAP.
+    """
+    with _edge(host) as (guest, listeners):
+
+        def attack() -> bytes:
+            process.run(["ip", "link", "set", "lo", "up"])
+            if missing != "nothing":
+                process.run(["nft", "delete", "chain", "inet", "space", missing])
+            for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+                for target in ((GATEWAY, 53), (GATEWAY, 15001), (NAMED, 443)):
+                    with socket.socket(socket.AF_INET, kind) as one, suppress(OSError):
+                        one.settimeout(0.2)
+                        if bound:
+                            one.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"tap0")
+                        one.connect(target)
+                        one.send(b"inside")
+            return b""
+
+        _inside(host, attack)
+        for name, one in listeners.items():
+            one.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                raise AssertionError(f"{name}: {one.recvfrom(9) if name == 'dns' else one.accept()}")
+        if missing != "output":
+            assert guest.drain() == []
+
+
+def test_namespace_sends_the_guest_answers_only(host: RootHost) -> None:
+    with _edge(host) as (guest, _):
+
+        def attack() -> bytes:
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as one, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+                one.settimeout(0.2)
+                with suppress(OSError):
+                    one.connect((GUEST, 80))
+                with suppress(OSError):
+                    other.sendto(b"x", (GUEST, 80))
+            return b""
+
+        _inside(host, attack)
+        assert guest.drain() == []
+        assert set(_counters(host)) == {"host_output"}
+
+
+def test_two_slots_see_nothing_of_each_other(host: RootHost) -> None:
+    with _edge(host, 1) as (one, first), _edge(host, 2) as (other, second):
+        assert one.connect(NAMED, 443, from_port=40001).flags == SYN | ACK
+        one.send_ip(udp(b"one", port=53), udp(b"for the other", port=53, source="10.0.0.6"), udp(b"x", port=53, target="10.0.0.5"))
+        accepted, _ = first["tcp"].accept()
+        accepted.close()
+        assert first["dns"].recv(10) == b"one"
+        for name, listener in second.items():
+            listener.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                _ = listener.recv(1) if name == "dns" else listener.accept()
+        assert other.drain() == []
+        assert _counters(host, 2) == {}
+
+
+def test_connections_wait_while_nobody_accepts_and_each_create_answers_the_same_listeners(host: RootHost) -> None:
+    with _edge(host) as (guest, first):
+        for one in first.values():
+            one.close()
+        assert guest.connect(NAMED, 443, from_port=40001).flags == SYN | ACK
+        guest.send_ip(udp(b"waits", port=53))
+        again = _listeners(host.ask(lambda client: client.create_edge(0, RANGE, literal=False)))
+        accepted, _ = again["tcp"].accept()
+        assert accepted.getsockname() == (NAMED, 443)
+        assert again["dns"].recv(10) == b"waits"
+        for one in (accepted, *again.values()):
+            one.close()
+
+
+def test_destroyed_edge_ends_its_flows_and_listeners_whoever_holds_them(host: RootHost) -> None:
+    with _edge(host) as (guest, listeners):
+        guest.connect(NAMED, 443, from_port=40001)
+        accepted, _ = listeners["tcp"].accept()
+        guest.leave()
+        host.ask(lambda client: client.destroy_slot(0))
+        accepted.settimeout(2)
+        with accepted, pytest.raises(ConnectionAbortedError):
+            accepted.recv(1)
+        for name in ("tcp", "dns_tcp"):
+            with pytest.raises(OSError, match="Invalid argument"):
+                listeners[name].accept()
+        assert sorted(path.name for path in (host.instance.run / "netns").iterdir()) == []
+        host.ask(lambda client: client.destroy_slot(0))
+
+
+def test_destroyed_edge_waits_for_a_tap_that_is_held(host: RootHost) -> None:
+    with _edge(host), pytest.raises(Internal, match="rootd failed"):
+        host.ask(lambda client: client.destroy_slot(0))
+    host.ask(lambda client: client.destroy_slot(0))
+    host.log.write_text("")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        ["nft", "flush", "ruleset"],
+        ["nft", "insert", "rule", "netdev", "space", "guest_udp", "accept"],
+        ["nft", "add", "rule", "inet", "space", "output", "accept"],
+        ["nft", "add", "chain", "netdev", "space", "from_guest", "{ policy accept; }"],
+        ["nft", "add", "table", "ip", "more"],
+        ["ip", "link", "set", "tap0", "down"],
+        ["ip", "link", "set", "lo", "up"],
+    ],
+    ids=" ".join,
+)
+def test_damaged_edge_is_built_anew(host: RootHost, damage: list[str]) -> None:
+    with _edge(host):
+        before = host.instance.netns(0).stat().st_ino
+        _inside(host, lambda: process.run(damage).stdout)
+    with _edge(host) as (guest, listeners):
+        assert host.instance.netns(0).stat().st_ino != before
+        guest.connect(NAMED, 443, from_port=40001)
+        listeners["tcp"].accept()[0].close()
+
+
+def test_slot_in_use_is_neither_built_anew_nor_let_go(host: RootHost) -> None:
+    request = host.prepare(slot=4)
+    for one in _listeners(host.ask(lambda client: client.create_edge(4, RANGE, literal=False))).values():
+        one.close()
+    pidfd = host.start(request)
+    for one in _listeners(host.ask(lambda client: client.create_edge(4, RANGE, literal=True))).values():  # destinations may change
+        one.close()
+    with pytest.raises(Conflict, match=f"slot 4 has no edge of this plan, and the VMM of {request.sandbox} lives in it"):
+        host.ask(lambda client: client.create_edge(4, "100.64.0.0/10", literal=True))
+    for op in (lambda client: client.destroy_slot(4), lambda client: client.create_slot(4)):
+        with pytest.raises(Conflict, match=f"the VMM of {request.sandbox} lives in slot 4"):
+            host.ask(op)
+    host.ask(lambda client: client.kill_vmm(request.sandbox, 1))
+    assert namespaces.wait_ended(pidfd, 10)
+    os.close(pidfd)
+    host.ask(lambda client: client.create_slot(4))
+    assert set(host.ask(lambda client: client.slot_counters(4))) == {*ruleset.COUNTERS, "host_output"}
+
+
+def test_next_rootd_opens_the_listeners_again_or_builds_anew_where_others_have_them(host: RootHost) -> None:
+    with _edge(host):
+        before = host.instance.netns(0).stat().st_ino
+    host.stop_rootd(signal.SIGKILL)
+    host.start_rootd()
+    with _edge(host) as (guest, listeners):
+        assert host.instance.netns(0).stat().st_ino == before
+        guest.connect(NAMED, 443, from_port=40001)
+        listeners["tcp"].accept()[0].close()
+        guest.leave()
+        host.stop_rootd(signal.SIGKILL)
+        host.start_rootd()
+        for one in _listeners(host.ask(lambda client: client.create_edge(0, RANGE, literal=False))).values():
+            one.close()
+        assert host.instance.netns(0).stat().st_ino != before
+        with pytest.raises(OSError, match="Invalid argument"):
+            listeners["tcp"].accept()
+
+
+def test_counters_of_a_slot_that_is_not_there_are_not_found(host: RootHost) -> None:
+    with pytest.raises(NotFound, match="there is no slot 3 on this host"):
+        host.ask(lambda client: client.slot_counters(3))
