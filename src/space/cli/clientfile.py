@@ -9,9 +9,11 @@ address only.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +43,7 @@ def place(environ: Mapping[str, str]) -> Path:
 def load(path: Path) -> dict[str, str]:
     """What the file says; nothing when it is not there. InvalidArgument for one that cannot be right."""
     try:
+        need_file(path)
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return {}
@@ -60,14 +63,27 @@ def load(path: Path) -> dict[str, str]:
     return found
 
 
+def need_file(path: Path) -> None:
+    """OSError for what is there and is no regular file: a FIFO would be waited for, and a device be replaced."""
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EEXIST, "it is no regular file", str(path))
+
+
 def store(path: Path, values: Mapping[str, str]) -> None:
     """Replace the file, whole."""
+    path = path.resolve()  # who keeps the file elsewhere, and a link here, keeps the link
+    need_file(path)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.writelines(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in sorted(values.items()))
+        need_file(path)
         beside.rename(path)
     except BaseException:
         beside.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from space.cli.clientfile import NAMES, chosen, load, place, store
+from space.cli.clientfile import NAMES, chosen, load, need_file, place, store
 from space.cli.context import examples, note, of, print_json, print_table, shown, tell
 from space.cli.lazy import loaded
 from space.model.errors import InvalidArgument, SpaceError
@@ -108,6 +108,7 @@ def _key_file(text: str) -> str:
         raise InvalidArgument("the path holds control characters")
     try:
         mode = path.stat().st_mode
+        need_file(path)
         path.open("rb").close()
     except OSError as error:
         raise InvalidArgument(f"cannot read {path}: {error.strerror}", hint="write the key into it first, and only the key") from error

@@ -67,6 +67,16 @@ def write_json(directory: int, name: str, value: Any) -> None:
         raise
 
 
+def need_replaceable(path: str | os.PathLike[str]) -> None:
+    """OSError, with a reason, for a path that a file must not take the place of: a device, a FIFO, a socket, a link, a directory."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EEXIST, "it is there and is no regular file", os.fspath(path))
+
+
 def clone(source: int, target: int) -> bool:
     """Make the empty file `target` a copy of `source`: True when they share blocks, False when bytes had to be copied."""
     try:

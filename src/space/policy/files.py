@@ -13,6 +13,7 @@ from typing import Any
 
 from space.core.policy.loader import Loaded, Note, PolicyRefused, load
 from space.core.policy.presets import Preset, load_preset
+from space.host.files import need_replaceable
 from space.model.errors import InvalidArgument
 
 PRESETS = Path("/etc/space/presets")
@@ -87,6 +88,7 @@ def write(folder: Path, name: str, text: str, *, replace: bool = False) -> bool:
     path = folder / f"{name}.toml"
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        need_replaceable(path)
         there = path.read_text() if path.exists() else None
         if there == text:
             return False
@@ -97,6 +99,7 @@ def write(folder: Path, name: str, text: str, *, replace: bool = False) -> bool:
                 os.fchmod(file.fileno(), 0o644)
                 file.write(text)
                 file.flush()
+                need_replaceable(path)
                 Path(file.name).replace(path)
             except BaseException:
                 Path(file.name).unlink()

@@ -26,7 +26,7 @@ import msgspec
 
 from space import __version__
 from space.config.instance import Instance
-from space.host import namespaces
+from space.host import files, namespaces
 from space.model.errors import InvalidArgument, NotFound, Unavailable
 
 FORMAT = 1
@@ -79,6 +79,12 @@ def need_root(what: str) -> None:
 def backup(instance: Instance, target: Path) -> Manifest:
     """Write the backup; what it holds. InvalidArgument when it cannot be written there, NotFound without a database."""
     need_root("space backup")
+    if not target.name:
+        raise InvalidArgument(f"cannot write a backup to {str(target)!r}: that names no file")
+    try:
+        files.need_replaceable(target)  # before anything secret is read; and again where the name is taken
+    except OSError as error:
+        raise InvalidArgument(f"cannot write {target}: {error.strerror}") from None
     with ExitStack() as undo:
         try:
             with rights_of(instance.control_uid):
@@ -170,6 +176,7 @@ def _write(target: Path, manifest: Manifest, sources: list[tuple[str, IO[bytes]]
                         tar.addfile(member, source)
                 file.flush()
                 os.fsync(file.fileno())
+            files.need_replaceable(target)
             staged.rename(target)
         except BaseException:
             staged.unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
+import stat
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -136,12 +137,13 @@ def _pieces(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> Iterat
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     try:
-        file = path.open("rb")
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)  # a FIFO would be waited for
     except OSError as error:
         raise InvalidArgument(f"cannot read {path}: {error.strerror}") from None
-    with file:
-        if not path.is_file():
-            raise InvalidArgument(f"{path} is no file")
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InvalidArgument(f"cannot read {path}: it is no regular file")
+    with os.fdopen(descriptor, "rb") as file:
         yield file
 
 

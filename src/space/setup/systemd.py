@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from space.config.instance import DATA_ROOT, SETTINGS_ROOT
+from space.host.files import need_replaceable
 from space.model.ids import instance_name
 from space.setup import command, deps
 from space.setup.faults import SetupFailed
@@ -86,6 +87,10 @@ def systemctl(*arguments: str) -> bytes:
 def install(program: Path, *, enable: str | None = None, root: Path = Path("/"), call: Systemctl = systemctl) -> list[str]:
     """Write the unit, and enable it for an instance if asked; what was done, in words. SetupFailed without a systemctl to enable with."""
     path, text, done = root / DIRECTORY / UNIT, unit(program), []
+    try:
+        need_replaceable(path)
+    except OSError as error:
+        raise SetupFailed(f"cannot write {path}: {error.strerror}", hint="move it away") from None
     if path.exists() and not _is_ours(path):
         raise SetupFailed(f"{path} is there and is not ours", hint="move it away")
     if not path.exists() or path.read_text() != text:

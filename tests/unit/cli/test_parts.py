@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -238,3 +239,23 @@ def test_whatever_is_stored_is_read_again(values: dict[str, str]) -> None:
         path = Path(directory) / "a/config.toml"
         store(path, values)
         assert load(path) == values
+
+
+def test_the_clients_file_is_a_regular_one_and_a_link_to_it_stays(own_config: Path, tmp_path: Path) -> None:
+    own_config.parent.mkdir(parents=True)
+    os.mkfifo(own_config)
+    assert main(["config", "show"]) == 125
+    with pytest.raises(OSError, match="is no regular file"):
+        store(own_config, {"api_url": "http://a"})
+    assert own_config.is_fifo()
+    own_config.unlink()
+    own_config.symlink_to(tmp_path / "elsewhere.toml")
+    store(own_config, {"api_url": "http://a"})
+    assert own_config.is_symlink()
+    assert load(tmp_path / "elsewhere.toml") == {"api_url": "http://a"}
+
+
+def test_a_key_is_not_waited_for_in_a_fifo_when_it_is_set(own_config: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "key")
+    assert main(["config", "set", "key_file", str(tmp_path / "key")]) == 125
+    assert not own_config.exists()

@@ -20,6 +20,7 @@ import pytest
 from space.core.policy.addresses import Address
 from space.core.policy.discovery import Finding, preset_text
 from space.core.policy.presets import load_preset
+from space.model.errors import InvalidArgument
 from space.policy.discover import MANAGERS, Machine, discover, preset
 from space.policy.fetch import Access, FetchFailed, Page, addresses_of, get
 from space.policy.files import write
@@ -356,3 +357,11 @@ def test_a_preset_is_written_whole_and_another_one_is_not_replaced_unasked(tmp_p
     assert [path.name for path in folder.iterdir()] == ["pip.toml"]
     assert (folder / "pip.toml").read_text() == "# new\n"
     assert (folder / "pip.toml").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("replace_it", [False, True])
+def test_a_preset_takes_the_place_of_a_regular_file_only(tmp_path: Path, replace_it: bool) -> None:
+    os.mkfifo(tmp_path / "pip.toml")
+    with pytest.raises(InvalidArgument, match="is no regular file"):
+        write(tmp_path, "pip", "x = 1\n", replace=replace_it)
+    assert (tmp_path / "pip.toml").is_fifo()

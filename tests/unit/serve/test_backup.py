@@ -9,7 +9,9 @@ import os
 import random
 import shutil
 import signal
+import socket
 import sqlite3
+import stat
 import tarfile
 import tempfile
 import threading
@@ -272,7 +274,7 @@ def test_links_and_odd_members_are_no_backup(root: Path, instance: Instance) -> 
             tar.addfile(info)
         with pytest.raises(InvalidArgument):
             put_back(instance, root / "b")
-    for path, words in ((root / "none", "No such file"), (root, "directory")):
+    for path, words in ((root / "none", "No such file"), (root, "is no regular file")):
         with pytest.raises(InvalidArgument, match=words):
             put_back(instance, path)
 
@@ -383,3 +385,51 @@ def test_an_older_schema_is_restored_and_taken_forward(instance: Instance, root:
     now = sqlite3.connect(instance.control_data / DATABASE)
     assert now.execute("SELECT max(version) FROM schema_version").fetchone() == (len(migrations.STEPS),)
     now.close()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "device", "link", "directory"])
+def test_a_backup_takes_the_place_of_a_regular_file_only(instance: Instance, root: Path, kind: str) -> None:
+    target = root / "there"
+    before = _odd(target, kind).st_ino
+    with pytest.raises(InvalidArgument, match="is no regular file"):
+        backup(instance, target)
+    assert target.lstat().st_ino == before
+    assert sorted(path.name for path in root.iterdir()) == ["data", "run", "there"]
+
+
+def test_what_came_there_while_the_backup_was_written_stays(instance: Instance, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = root / "there"
+    monkeypatch.setattr(os, "fsync", lambda _: target.exists() or _odd(target, "fifo"))
+    with pytest.raises(InvalidArgument, match="is no regular file"):
+        backup(instance, target)
+    assert target.is_fifo()
+    assert sorted(path.name for path in root.iterdir()) == ["data", "run", "there"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "/", ".."])
+def test_a_backup_wants_a_file_name(instance: Instance, name: str) -> None:
+    with pytest.raises(InvalidArgument, match="cannot write"):
+        backup(instance, Path(name))
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "directory"])
+def test_what_is_no_regular_file_is_not_restored_nor_waited_for(root: Path, kind: str) -> None:
+    _odd(root / "there", kind)
+    with pytest.raises(InvalidArgument, match="is no regular file"):
+        restore.restore(NAME, root / "there", data_root=root / "data", run_root=root / "run")
+
+
+def _odd(path: Path, kind: str) -> os.stat_result:
+    if kind == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+    elif kind == "device":
+        try:
+            os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        except PermissionError:
+            pytest.skip("this container may not make devices")
+    elif kind == "link":
+        path.symlink_to("/nowhere")
+    else:
+        os.mkfifo(path) if kind == "fifo" else path.mkdir()
+    return path.lstat()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -141,3 +142,13 @@ def test_the_manager_is_told_on_its_socket(tmp_path: Path, abstract: bool) -> No
         assert manager.recv(100) == b"READY=1"
     assert not notify(READY, {"NOTIFY_SOCKET": address})
     assert not notify(READY, {})
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link"])
+def test_the_unit_takes_the_place_of_a_regular_file_only(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / systemd.DIRECTORY / systemd.UNIT
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path) if kind == "fifo" else path.symlink_to(os.devnull)
+    with pytest.raises(SetupFailed, match="is no regular file"):
+        systemd.install(Path("/usr/local/bin/space"), root=tmp_path)
+    assert path.is_fifo() or path.is_symlink()
