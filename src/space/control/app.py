@@ -36,7 +36,7 @@ log = logging.getLogger("space.control.http")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 # Two of these would be two opinions of one thing.
 _SINGLE = frozenset(
-    b"host authorization x-api-key idempotency-key content-type content-length accept x-request-id "
+    b"host authorization x-api-key idempotency-key content-type content-encoding content-length accept x-request-id "
     b"range if-match if-none-match if-range".split()
 )
 _NOWHERE = "(no route)"
@@ -131,6 +131,9 @@ class Api:
             # Its bodies end where the connection ends: a cut one would look whole.
             raise Unsupported("HTTP/1.0 cannot tell a whole answer from a part", hint="use HTTP/1.1")
         head = dict(scope["headers"])
+        if (coding := head.get(b"content-encoding", b"identity").strip().lower()) not in (b"identity", b""):
+            # Its bytes would be kept, or run, as they are.
+            raise Unsupported(f"content encoding {coding.decode('latin-1')[:80]!r} is not understood", hint="send the body as it is")
         if len(head) < len(scope["headers"]):
             names = Counter(name for name, _ in scope["headers"])
             for name in _SINGLE & names.keys():

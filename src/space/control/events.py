@@ -219,9 +219,9 @@ def _leap(connection: Connection) -> None:
 def _page(connection: Connection, tenant: str, after: int, limit: int) -> Page:
     floor = connection.execute(select(event_floors.c.pruned).where(event_floors.c.tenant == tenant)).scalar() or 0
     newest = _newest(connection)
-    # A place that was never given is one of a store that was lost (a copy was restored): what it stood for is not known here.
+    # A place that was never given is one of a store that was lost: what lay behind it is not known, and nothing old is told as if new.
     gap = after < floor or after > newest
-    start = floor if gap else after
+    start = min(max(after, floor), newest)
     query = select(events).where(events.c.tenant == tenant, events.c.id > start).order_by(events.c.id).limit(limit)
     found = [_event(row) for row in connection.execute(query)]
     more = len(found) == limit

@@ -53,6 +53,15 @@ async def test_every_route_but_the_open_ones_needs_a_key(world: World) -> None:
 
 
 @dialogue()
+async def test_a_body_in_a_content_encoding_is_refused_before_it_is_read(world: World) -> None:
+    for coding in ("gzip", "br, identity", "Deflate"):
+        answer = await world.client.post("/v1/sandboxes", content=b"{}", headers={"Content-Encoding": coding})
+        assert "content encoding" in str(is_a_problem(answer, 415, "unsupported")["detail"])
+    answer = await world.client.post("/v1/keys", json={"tenant": "t"}, headers={"Content-Encoding": "Identity"})
+    assert answer.status_code == 201
+
+
+@dialogue()
 async def test_admin_routes_refuse_a_tenants_key(world: World) -> None:
     async with await world.other_tenant() as theirs:
         for route in ROUTES:
