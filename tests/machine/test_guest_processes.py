@@ -186,7 +186,7 @@ def test_input_that_waited_through_many_sessions_breaks_no_credit(machine: Runni
     on(machine, test)
 
 
-def test_a_closed_stdin_takes_everything_and_tells_nobody(machine: Running) -> None:
+def test_a_closed_stdin_takes_everything_and_is_told_once_on_a_stream(machine: Running) -> None:
     async def test(place: Place) -> None:
         kept = Kept("closed")
         stream = await kept.start(place.session, sh("exec <&-; echo closed; sleep 1; echo over"), stdin=True)
@@ -195,6 +195,7 @@ def test_a_closed_stdin_takes_everything_and_tells_nobody(machine: Running) -> N
             await stream.send(bytes(65_536))
         await kept.finish(stream)
         assert kept.output[0] == b"closed\nover\n"
+        assert kept.refused == 1
 
     on(machine, test)
 

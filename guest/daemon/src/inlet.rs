@@ -14,12 +14,13 @@ pub struct Inlet {
     /// Of what waits, the first bytes came on a stream that is gone: nobody gets credit for them.
     orphaned: usize,
     ends: bool,
+    refused: bool,
 }
 
 impl Inlet {
     /// Without a pipe everything is dropped.
     pub fn new(pipe: Option<OwnedFd>) -> Self {
-        Self { pipe, ready: true, waiting: VecDeque::new(), orphaned: 0, ends: false }
+        Self { pipe, ready: true, waiting: VecDeque::new(), orphaned: 0, ends: false, refused: false }
     }
 
     /// What the kernel tells of.
@@ -30,6 +31,11 @@ impl Inlet {
     /// The kernel has news.
     pub fn mark(&mut self) {
         self.ready = true;
+    }
+
+    /// Whether bytes came that nobody reads any more (EPIPE).
+    pub fn is_refused(&self) -> bool {
+        self.refused
     }
 
     /// Bytes that wait.
@@ -90,7 +96,7 @@ impl Inlet {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.ready = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => {
-                    self.pipe = None;
+                    (self.pipe, self.refused) = (None, true);
                     return bytes.len();
                 }
             }
@@ -135,7 +141,9 @@ mod tests {
         assert_eq!(inlet.feed(&vec![1; 70_000]), 65_536);
         drop(read);
         inlet.mark();
+        assert!(!inlet.is_refused());
         assert_eq!(inlet.pour(), 4464);
+        assert!(inlet.is_refused());
         assert_eq!(inlet.feed(&[1; 5]), 5);
     }
 }

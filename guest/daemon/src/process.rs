@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use space_protocol::messages::{Exec, Kept, Started};
+use space_protocol::messages::{Empty, Exec, Kept, Started};
 use space_protocol::{Failure, Message, Mux};
 
 use crate::cgroup::Workloads;
@@ -39,13 +39,20 @@ struct Outlet {
     bytes: u64,
 }
 
+/// What was said on the stream that it is attached to.
+#[derive(Default)]
+struct Said {
+    started: bool,
+    exited: bool,
+    refused: bool,
+}
+
 /// A program and, unless it is kept and nobody is attached, its stream.
 pub struct Process {
     /// The kernel's side.
     pub life: Life,
     stream: Option<u32>,
-    greeted: bool,
-    told: bool,
+    said: Said,
     stalled: bool,
     keep: Option<Keep>,
     inlet: Inlet,
@@ -64,8 +71,7 @@ impl Process {
         Self {
             life: Life::new(child.pid, child.leaf, child.report, now, request.timeout_ms.map(Duration::from_millis)),
             stream: Some(stream),
-            greeted: false,
-            told: false,
+            said: Said::default(),
             stalled: false,
             keep: request.keep.clone().map(|name| Keep { name, retained: Retained::default() }),
             inlet: Inlet::new(child.inlet),
@@ -118,7 +124,7 @@ impl Process {
 
     /// Whether its exit was told on this stream: the host's CLOSE then means that all is stored.
     pub fn was_told(&self) -> bool {
-        self.told
+        self.said.exited
     }
 
     /// As `processes` tells it.
@@ -142,7 +148,7 @@ impl Process {
 
     /// Its stream is gone.
     pub fn detach(&mut self) {
-        (self.stream, self.greeted, self.told, self.stalled) = (None, false, false, false);
+        (self.stream, self.said, self.stalled) = (None, Said::default(), false);
         self.inlet.disown();
     }
 
@@ -208,14 +214,22 @@ impl Process {
         let gone = self.inlet.pour();
         self.took(mux, gone);
         let Some(stream) = self.stream else { return Outcome::Pending };
-        if !std::mem::replace(&mut self.greeted, true) {
+        if !std::mem::replace(&mut self.said.started, true) {
             mux.send(stream, &Message::Started(Started { pid: self.life.pid as u32 }));
+        }
+        if self.keep.is_some()
+            && self.inlet.is_refused()
+            && !self.outlets[0].terminal
+            && !self.said.exited
+            && !std::mem::replace(&mut self.said.refused, true)
+        {
+            mux.send(stream, &Message::StdinClosed(Empty {}));
         }
         self.stalled = !(self.resend(mux, stream) && self.drain(mux, stream, 0) & self.drain(mux, stream, 1));
         let drained = self.outlets.iter().all(|outlet| outlet.pipe.is_none());
         match self.life.exited([self.outlets[0].bytes, self.outlets[1].bytes]) {
-            Some(exited) if drained && !self.stalled && !self.told => {
-                self.told = true;
+            Some(exited) if drained && !self.stalled && !self.said.exited => {
+                self.said.exited = true;
                 Outcome::Done(Message::Exited(exited))
             }
             _ => Outcome::Pending,

@@ -248,6 +248,8 @@ pub enum Message {
     Resize(Window),
     /// Host: a signal.
     Signal(Signal),
+    /// The process has closed its standard input, or its reader is gone.
+    StdinClosed(Empty),
     /// A file as it is.
     File(FileAnswer),
     /// Some of a directory.
@@ -280,6 +282,7 @@ impl Message {
             Self::Eof(body) => body.tagged("eof"),
             Self::Resize(body) => body.tagged("resize"),
             Self::Signal(body) => body.tagged("signal"),
+            Self::StdinClosed(body) => body.tagged("stdin_closed"),
             Self::File(body) => body.tagged("file"),
             Self::Files(body) => body.tagged("files"),
             Self::Listed(body) => body.tagged("listed"),
@@ -315,6 +318,7 @@ impl Message {
             "eof" => Self::Eof(Empty::fields(fields, rest)?),
             "resize" => Self::Resize(Window::fields(fields, rest)?),
             "signal" => Self::Signal(Signal::fields(fields, rest)?),
+            "stdin_closed" => Self::StdinClosed(Empty::fields(fields, rest)?),
             "file" => Self::File(FileAnswer::fields(fields, rest)?),
             "files" => Self::Files(Files::fields(fields, rest)?),
             "listed" => Self::Listed(Listed::fields(fields, rest)?),

@@ -289,7 +289,11 @@ class Process:
                 began = True
                 self._begun(wire.expect(wire.Started, event.payload), begin)
             else:
-                exited = wire.expect(wire.Exited, event.payload)
+                said = wire.decode(event.payload)
+                if isinstance(said, wire.StdinClosed) and self.spool.head.stdin:
+                    self._refused_input()
+                else:
+                    exited = wire.expect(wire.Exited, event.payload)
         if exited is None:
             raise ProtocolError("the guest closed the stream before the end of its answer")
         self._exited(exited)
@@ -317,6 +321,12 @@ class Process:
         self.news.open()
         if self.free:
             self._house.changed(self)
+
+    def _refused_input(self) -> None:
+        """Nobody in the guest reads stdin any more (EPIPE): later writers are told."""
+        self._stdin_closed = True
+        self.note_input()
+        self.news.open()
 
     def _exited(self, said: wire.Exited) -> None:
         out, err = self.spool.lanes
@@ -445,7 +455,7 @@ class Process:
         if not self.spool.head.stdin:
             raise Conflict(f"process {self.name} has no standard input", hint="start it with stdin")
         if self._stdin_closed:
-            raise Conflict(f"the standard input of process {self.name} is closed")
+            raise Conflict(f"the standard input of process {self.name} is closed", hint="its end was sent, or the process closed it")
 
     async def _in_turn(self, what: bytes | msgspec.Struct) -> None:
         # Who leaves while others are before it leaves nothing behind; what has its turn goes on without its caller.

@@ -128,6 +128,9 @@ class Process:
         self.resized = asyncio.Event()
         self._input: deque[bytes] = deque()
         self._input_ended = not request.stdin
+        self.deaf = False  # it has closed its stdin
+        self._greeted: Stream | None = None
+        self._refused: Stream | None = None
         self._input_news = asyncio.Event()
         self._input_taken = asyncio.Event()
         self._runs = asyncio.Event()
@@ -237,6 +240,7 @@ class Process:
     async def send(self, stream: Stream, again: Iterable[tuple[int, bytes]], *, retain: bool) -> None:
         """All its output up to its exit, then CLOSE."""
         await stream.send_message(guest.Started(self.pid))
+        self._greeted = stream
         for lane, data in again:
             await stream.send(data, lane)
         while piece := await self.output.take():
@@ -247,9 +251,18 @@ class Process:
         await stream.send_message(self.exited)
         await stream.close()
 
+    async def _refuse(self, stream: Stream) -> None:
+        """Say once on a stream that nobody reads."""
+        if self._greeted is stream and self._refused is not stream and self.exited is None and not self.request.pty:
+            self._refused = stream
+            await stream.send_message(guest.StdinClosed())
+
     async def take(self, stream: Stream) -> None:
         """What the host sends, until it sends nothing more."""
         async for event in stream:
+            if isinstance(event, Data) and self.deaf:
+                await self._refuse(stream)
+                continue
             if isinstance(event, Data):
                 await self.feed(event.payload)
                 continue

@@ -57,6 +57,14 @@ async def _sleep(process: Process) -> int:
     return 0
 
 
+async def _deaf(process: Process) -> int:
+    """Closes its stdin, says so, and runs on until a signal ends it."""
+    process.deaf = True
+    await process.write(b"closed\n")
+    await asyncio.Event().wait()
+    return 0
+
+
 async def _yes_bytes(process: Process) -> int:
     for piece in pieces(b"y\n" * (_PIECE // 2), number(process)):
         await process.write(piece)
@@ -95,6 +103,7 @@ async def _sizes(process: Process) -> int:
 
 
 PROGRAMS: dict[str, Callable[[Process], Awaitable[int]]] = {
+    "deaf": _deaf,
     "echo": _echo,
     "err": _err,
     "cat": _cat,

@@ -19,6 +19,7 @@ class Kept:
     output: tuple[bytearray, bytearray] = field(default_factory=lambda: (bytearray(), bytearray()))
     pid: int = 0
     exited: guest.Exited | None = None
+    refused: int = 0  # how often it was told that nobody reads stdin
 
     async def start(
         self,
@@ -60,7 +61,11 @@ class Kept:
         if isinstance(event, Data):
             self.output[event.lane].extend(event.payload)
         else:
-            self.exited = guest.expect(guest.Exited, event.payload)
+            said = guest.decode(event.payload)
+            if isinstance(said, guest.StdinClosed):
+                self.refused += 1
+            else:
+                self.exited = guest.expect(guest.Exited, event.payload)
         return True
 
     async def until(self, stream: Stream, claim: Callable[[bytes], bool]) -> None:

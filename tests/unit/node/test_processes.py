@@ -176,6 +176,21 @@ async def test_sixteen_megabytes_of_input_arrive_whole_at_a_slow_reader(tmp_path
         assert (info.stdin, info.stdin_bytes) == ("closed", len(sent))
 
 
+async def test_who_writes_to_a_process_that_has_closed_its_stdin_is_told(tmp_path: Path) -> None:
+    async with lab(tmp_path) as one:
+        process = await one.start("deaf", stdin=True)
+        reader = await one.attach(process)
+        heard = Heard()
+        while heard.lanes[0] != b"closed\n":
+            await heard.take(reader)
+        await one.input(process, b"nobody reads this")
+        node = one.node.node.around.archive.find(one.sandbox)
+        await until(lambda: node.infos()[0].stdin == "closed")
+        with pytest.raises(Conflict, match="standard input"):
+            await one.input(process, b"nor this")
+        assert (await one.info(process)).state == "running"
+
+
 async def test_input_of_many_is_taken_piece_by_piece(tmp_path: Path) -> None:
     async with lab(tmp_path) as one:
         process = await one.start("cat", stdin=True)

@@ -194,12 +194,16 @@ class Signal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     all: bool
 
 
+class StdinClosed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t", tag="stdin_closed"):
+    """A kept process has closed its stdin, or its reader is gone: bytes came that nobody will read (EPIPE)."""
+
+
 Request = (
     Empty | Configure | Exec | Attach | Process | Tree | Source
     | FileStat | FileList | FileRead | FileWrite | FileMkdir | FileMove | FileRemove | FileChmod | FileChown | FileSymlink | Watch | Connect
 )  # fmt: skip
 Message = (
-    Done | Configured | Started | Exited | TreeDone | Metrics | Processes | Eof | Resize | Signal
+    Done | Configured | Started | Exited | TreeDone | Metrics | Processes | Eof | Resize | Signal | StdinClosed
     | FileAnswer | Files | Listed | Content | Watching | Changes | Overflow | Connected
 )  # fmt: skip
 REQUESTS: dict[str, type[msgspec.Struct]] = {
