@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from space.cli.clientfile import NAMES, chosen, load, need_file, place, store
-from space.cli.context import examples, note, of, print_json, print_table, shown, tell
+from space.cli.context import examples, need_instance, note, of, print_json, print_table, shown, tell
 from space.cli.lazy import loaded
 from space.model.errors import InvalidArgument, SpaceError
 
@@ -126,6 +126,7 @@ def server(
 ) -> None:
     """Show what the server of this machine goes by, or would go by if it started now, and where each value came from."""
     name = of(context).instance or os.environ.get("SPACE_INSTANCE") or "default"
+    need_instance(name)
     resolved, served = server_settings(name)
     values = asdict(resolved.settings)
     unset_word = loaded("space.config.settings", "DEFAULT")

@@ -58,6 +58,18 @@ def of(context: typer.Context) -> Context:
     return found
 
 
+def need_instance(name: str) -> None:
+    """InvalidArgument for an instance that neither is on this machine nor has settings here; `default` needs neither."""
+    from space.cli.lazy import loaded
+
+    try:
+        found = loaded("space.config.instance", "load")(name)
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from None
+    if found is None and name != "default" and not (loaded("space.config.instance", "SETTINGS_ROOT") / f"{name}.toml").exists():
+        raise InvalidArgument(f"there is no instance '{name}' on this host")
+
+
 def report(fault: SpaceError, *, as_json: bool = False) -> None:
     """One sentence and the remedy, to stderr."""
     if as_json:

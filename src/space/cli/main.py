@@ -20,6 +20,7 @@ from space import __version__
 from space.cli.arguments import arranged, command_of
 from space.cli.context import OWN_FAILURE, Context, OutputClosed, report
 from space.model.errors import SpaceError
+from space.model.ids import instance_name
 
 COMPLETE_VARIABLE = "_SPACE_COMPLETE"
 
@@ -41,6 +42,14 @@ def _globals(
     key_file: Annotated[str | None, typer.Option(metavar="FILE", help="The file with the API key (or SPACE_API_KEY).")] = None,
     json: Annotated[bool, typer.Option("--json", help="Answer with one JSON object, or one a line.")] = False,
 ) -> None:
+    for name, value in (("--instance", instance), ("--url", url), ("--key-file", key_file)):
+        if value is not None and not value.strip():
+            raise typer.BadParameter(f"{name} is empty: leave it out to use what is configured")
+    if instance is not None:
+        try:
+            instance_name(instance)
+        except ValueError as error:
+            raise typer.BadParameter(f"--instance: {error}") from None
     context.obj = Context(instance=instance, url=url, key_file=key_file, json=json)
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from space.cli.context import OWN_FAILURE, examples, of, print_json, print_table
+from space.cli.context import OWN_FAILURE, examples, need_instance, of, print_json, print_table
 from space.cli.lazy import loaded
 from space.model.errors import InvalidArgument
 
@@ -71,7 +71,9 @@ def doctor(
 
     Exit status 0 when sandboxes work, also with warnings; 1 when something is missing. With --instance, of instances only that one.
     """
-    checks: Sequence[Any] = loaded("space.setup.doctor", "checks")(of(context).instance)
+    if (only := of(context).instance) is not None:
+        need_instance(only)
+    checks: Sequence[Any] = loaded("space.setup.doctor", "checks")(only)
     status: int = loaded("space.setup.doctor", "status")(checks, strict=strict)
     if of(context).json:
         print_json({"ok": all(check.ok for check in checks), "checks": [asdict(check) for check in checks]})
@@ -84,29 +86,44 @@ def doctor(
     return status
 
 
-def clean(context: typer.Context) -> int:
-    """Remove everything that was put on this host; with --instance, that instance alone."""
+def clean(
+    context: typer.Context,
+    every: Annotated[bool, typer.Option("--all", help="Everything, also where SPACE_INSTANCE names an instance.")] = False,
+) -> int:
+    """Remove everything that was put on this host; with --instance (or SPACE_INSTANCE), that instance alone."""
     asked = of(context)
-    if asked.instance is None and not asked.json:
+    name = _to_clean(asked.instance, every=every)
+    if name is None and not asked.json:
         return _exit_status(loaded("space.setup.clean", "main")())
     if os.geteuid() != 0:
         raise InvalidArgument("what an instance puts on this host belongs to root: clean as root")
-    if asked.instance is None:
+    if name is None:
         checkout = Path(__file__).resolve().parents[3]
         print_json({"instance": None, "removed": loaded("space.setup.clean", "clean")(checkout)})
         return 0
     try:
-        found = loaded("space.config.instance", "load")(asked.instance)
+        found = loaded("space.config.instance", "load")(name)
     except ValueError as error:
         raise InvalidArgument(str(error)) from None
     if found is None:
-        raise InvalidArgument(f"there is no instance '{asked.instance}' on this host")
-    loaded("space.setup.systemd", "forget")(asked.instance)
+        raise InvalidArgument(f"there is no instance '{name}' on this host")
+    loaded("space.setup.systemd", "forget")(name)
     loaded("space.setup.clean", "stop")(found)
     loaded("space.serve.remove", "remove")(found)
     if asked.json:
-        print_json({"instance": asked.instance, "removed": [f"instance {asked.instance}"]})
+        print_json({"instance": name, "removed": [f"instance {name}"]})
     return 0
+
+
+def _to_clean(instance: str | None, *, every: bool) -> str | None:
+    """The instance that is removed; None for everything, which no variable that names one may end in."""
+    if every:
+        if instance is not None:
+            raise typer.BadParameter("--all and --instance contradict each other")
+        return None
+    if instance is None and os.environ.get("SPACE_INSTANCE") == "":
+        raise typer.BadParameter("SPACE_INSTANCE is empty: name an instance in it, unset it, or say --all for everything on this host")
+    return instance or os.environ.get("SPACE_INSTANCE")
 
 
 def bench(context: typer.Context) -> int:

@@ -306,6 +306,7 @@ def test_doctor_ends_with_1_when_something_is_missing(space: Space, monkeypatch:
     }
     del found[1]
     assert space("doctor").status == 0
+    monkeypatch.setattr("space.config.instance.load", lambda name: name if name == "lab" else None)
     assert space("doctor", "--strict", "--instance", "lab").status == 1
     assert asked[-1] == "lab"
 
@@ -346,6 +347,52 @@ def test_json_of_set_up_and_clean_is_one_object_and_their_progress_goes_to_stder
     monkeypatch.setattr("space.setup.clean.stop", lambda instance: None)
     monkeypatch.setattr("space.serve.remove.remove", lambda instance: None)
     assert space("clean", "--json", "--instance", "lab").answer == {"instance": "lab", "removed": ["instance lab"]}
+
+
+@pytest.mark.parametrize(
+    ("variable", "arguments", "removed"),
+    [
+        (None, [], "everything"),
+        ("lab", [], "lab"),
+        ("lab", ["--instance", "other"], "other"),
+        ("lab", ["--all"], "everything"),
+        ("", ["--all"], "everything"),
+        ("", [], None),
+        (None, ["--instance", ""], None),
+        ("lab", ["--instance", ""], None),
+        (None, ["--instance", "../x"], None),
+        (None, ["--instance", "lab", "--all"], None),
+    ],
+)
+def test_clean_removes_everything_only_where_nothing_names_an_instance(
+    space: Space, monkeypatch: pytest.MonkeyPatch, variable: str | None, arguments: list[str], removed: str | None
+) -> None:
+    gone: list[str] = []
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("space.setup.clean.main", lambda: gone.append("everything"))
+    monkeypatch.setattr("space.setup.clean.clean", lambda checkout: gone.append("everything"))
+    monkeypatch.setattr("space.config.instance.load", lambda name: name)
+    monkeypatch.setattr("space.setup.systemd.forget", lambda name: None)
+    monkeypatch.setattr("space.setup.clean.stop", lambda instance: None)
+    monkeypatch.setattr("space.serve.remove.remove", gone.append)
+    if variable is not None:
+        monkeypatch.setenv("SPACE_INSTANCE", variable)
+    for form in ([], ["--json"]):
+        gone.clear()
+        assert space("clean", *arguments, *form).status == (2 if removed is None else 0)
+        assert gone == ([] if removed is None else [removed])
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["config", "server"]])
+def test_an_instance_that_is_not_there_is_told(space: Space, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: list[str]) -> None:
+    monkeypatch.setattr("space.config.instance.load", lambda name: None)
+    monkeypatch.setattr("space.config.instance.SETTINGS_ROOT", tmp_path)
+    monkeypatch.setattr("space.setup.doctor.checks", lambda only=None: [])
+    done = space(*command, "--instance", "nope")
+    assert (done.status, done.out, done.err) == (125, "", "space: there is no instance 'nope' on this host\n")
+    assert space(*command, "--instance", "default").status == 0
+    (tmp_path / "nope.toml").write_text("")
+    assert space(*command, "--instance", "nope").status == 0
 
 
 VALUES = {"--timeout", "--env", "-e", "-u"}
