@@ -18,8 +18,12 @@ QMP = 15.0
 DEATH = 20.0
 # noop, metrics: an emulated guest at 100 % CPU answers within a second.
 ANSWER = 30.0
-# A new channel to a guest that runs already.
-RECONNECT = 20.0
+# Again for the clock, of a guest that runs already (adopted, or resumed): control waits 30 s for a resume, of which QMP may take 15.
+RECONFIGURE = 10.0
+# A new channel to a guest that runs already, and its processes attached again. Nobody else waits for it: see below.
+RECONNECT = 60.0
+# A node that starts waits so long for its adoptions, which take milliseconds each: one guest's silence is not everybody's downtime.
+ADOPTIONS = 3.0
 # When the channel breaks, the VMM's end may be a moment behind: then its reason is the true one.
 DEATH_AFTER_BREAK = 2.0
 # Callers of delete wait that long; the deletion itself goes on until it is done.

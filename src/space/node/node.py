@@ -23,7 +23,7 @@ from space.model.ids import sandbox_id, template_name, tenant_id
 from space.model.isolation import isolation
 from space.model.rootd import SandboxOp
 from space.model.sandbox import DEFAULT_TEMPLATE, MIB, Phase
-from space.node import probe
+from space.node import limits, probe
 from space.node.guest import environment_fits
 from space.node.ledger import Record
 from space.node.sandbox import Sandbox
@@ -163,7 +163,7 @@ class Node:
     # -- after a crash -------------------------------------------------------------------------------------------
 
     async def recover(self) -> None:
-        """Adopt what runs, and undo what an earlier node left half done. Returns when adoptions are through; releases may go on."""
+        """Adopt what runs, and undo what an earlier node left half done. Releases may go on, and adoptions of guests that are slow."""
         self.around.archive.load()
         records = {record.sandbox: _as_left(record) for record in self.around.ledger.records()}
         found = await self.around.rootd.describe()
@@ -191,10 +191,19 @@ class Node:
                     self._in_background(self._destroy_orphan(SandboxOp(orphan.sandbox, orphan.generation), orphan.slot))
                 case FreeSlot(slot=slot):
                     self._in_background(self.around.slots.free(slot))
-        for sandbox in adopting:
-            await sandbox.opened()
+        await self._adopted(adopting)
         self._drop_rows_of_nobody(records)
         self.around.archive.retire_strangers(set(self._sandboxes))
+
+    @staticmethod
+    async def _adopted(sandboxes: list[Sandbox]) -> None:
+        if not sandboxes:
+            return
+        openings = {asyncio.ensure_future(sandbox.opened()): sandbox for sandbox in sandboxes}
+        _, late = await asyncio.wait(openings, timeout=limits.ADOPTIONS)
+        for opening in late:
+            opening.cancel()  # the wait; the adoption itself is its sandbox's
+            log.warning("%s: not taken over within %g s; that goes on", openings[opening].record.sandbox, limits.ADOPTIONS)
 
     def _drop_rows_of_nobody(self, records: dict[str, Record]) -> None:
         for holding in self.around.ledger.holdings():

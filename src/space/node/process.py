@@ -177,8 +177,8 @@ class Process:
         return self._spool is not None and not self.removed and record.is_of(self._spool.head, self._spool.argv(), asked)
 
     def resume(self) -> None:
-        """Go on with it after a restart of the node; one that is tied to a client is killed, who has lost the connection."""
-        self._killing = self.tied
+        """Go on with it after a restart of the node. It is killed if that was asked for meanwhile, or if it is tied to a client."""
+        self._killing = self._killing or self.tied
         self._task = asyncio.create_task(self._live(self._attach, None), name=self.name)
 
     def lose(self, reason: str) -> None:

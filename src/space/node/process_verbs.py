@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
@@ -65,6 +66,8 @@ class ProcessVerbs:
     async def _attach(self, stream: Stream, request: bytes) -> None:
         asked = decode(api.Attach, request)
         process = self._find(asked.sandbox, asked.process)
+        if asked.input:
+            self._taken_over(asked.sandbox)
         with Reader(process) as reader:
             reader.seek(asked.stdout, asked.stderr)
             async with self._client(asked.sandbox, process, kill=asked.kill_on_disconnect):
@@ -78,6 +81,7 @@ class ProcessVerbs:
     async def _input(self, stream: Stream, request: bytes) -> None:
         asked = decode(api.ProcessTarget, request)
         process = self._find(asked.sandbox, asked.process)
+        self._taken_over(asked.sandbox)
         async with self._client(asked.sandbox, process, kill=False):
             async for event in stream:
                 await _give(process, event)
@@ -107,6 +111,10 @@ class ProcessVerbs:
         except SpaceError as error:
             raise await self._explained(asked.sandbox, error) from error
         await stream.send_message(api.Done(), last=True)
+
+    def _taken_over(self, sandbox: str) -> None:
+        with suppress(NotFound):  # then its processes have ended, and say so
+            self._node.find(api.Target(sandbox)).taken_over()
 
     def _of(self, sandbox: str) -> Processes:
         return self._node.around.archive.find(sandbox)

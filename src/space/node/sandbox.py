@@ -22,7 +22,7 @@ import msgspec
 from space.config import logs
 from space.core.lifecycle import recovery
 from space.core.lifecycle.table import Accept, Ignore, Refuse, Request, answer
-from space.model.errors import Conflict, DeadlineExceeded, Gone, Internal, ProtocolError, SandboxDied, SpaceError
+from space.model.errors import Conflict, DeadlineExceeded, Gone, Internal, SandboxDied, SpaceError, Unavailable
 from space.model.isolation import isolation
 from space.model.rootd import CreateSandbox, SandboxOp
 from space.model.sandbox import Phase
@@ -31,9 +31,8 @@ from space.node.guest import Guest
 from space.node.ledger import Holding, Kind, Record
 from space.node.shield import ended
 from space.node.stages import DEADLINES, Stage
-from space.node.steps import answer_letter, settle, unless_asked, while_alive
+from space.node.steps import answer_letter, end_of, log_failure, settle, unless_asked, while_alive
 from space.node.surroundings import Surroundings
-from space.node.vmm.console import last_lines
 from space.node.vmm.seam import Machine, MachinePlan
 from space.rpc.node_api import Metrics, SandboxState
 
@@ -58,6 +57,7 @@ class Sandbox:
         self.fault: SpaceError | None = None  # what it failed of, where that is no mistake of ours
         self._slot: int | None = None
         self._was_running = False
+        self._adopting = False
         loop = asyncio.get_running_loop()
         self._delete_asked: asyncio.Future[None] = loop.create_future()
         self._opened: asyncio.Future[None] = loop.create_future()
@@ -91,24 +91,21 @@ class Sandbox:
         match step:
             case recovery.Adopt():
                 around.gate.adopt(record.sandbox, record.memory_mib)
-                sandbox._was_running = True
-                sandbox._publish()
-                sandbox._begin(sandbox._adopt())
+                sandbox._was_running = sandbox._adopting = True
+                opening = sandbox._adopt()
             case recovery.Fail(reason=reason):
                 sandbox._was_running = True
-                sandbox._publish()
-                sandbox._begin(sandbox._found_dead(reason))
+                opening = sandbox._found_dead(reason)
             case recovery.Keep():
                 sandbox._was_running = True
-                sandbox._publish()
-                sandbox._begin(sandbox._found_dead(record.reason or recovery.VMM_DIED))
+                opening = sandbox._found_dead(record.reason or recovery.VMM_DIED)
             case recovery.Destroy(reason=None):
                 sandbox._delete_asked.set_result(None)
-                sandbox._publish()
-                sandbox._begin(sandbox._found_dead(recovery.VMM_DIED))
+                opening = sandbox._found_dead(recovery.VMM_DIED)
             case recovery.Destroy(reason=reason):
-                sandbox._publish()
-                sandbox._begin(sandbox._found_dead(reason or recovery.RESTARTED))
+                opening = sandbox._found_dead(reason or recovery.RESTARTED)
+        sandbox._publish()
+        sandbox._begin(opening)
         return sandbox
 
     # -- what others see and ask ---------------------------------------------------------------------------------
@@ -125,9 +122,15 @@ class Sandbox:
     def guest(self) -> Guest:
         """The channel, for one call; refused in the table's words when the sandbox does not run."""
         self._verdict(Request.USE)
+        self.taken_over()
         if self._guest is None:
             raise SandboxDied(f"sandbox {self.record.sandbox} has just lost its channel")
         return self._guest
+
+    def taken_over(self) -> None:
+        """Unavailable while it runs, and this node, which was restarted, is not through with its adoption."""
+        if self._adopting and self.record.phase in (Phase.RUNNING, Phase.PAUSED):
+            raise Unavailable(f"sandbox {self.record.sandbox} is being taken over after the node's restart", hint="repeat in a few seconds")
 
     async def pause(self) -> SandboxState:
         """Stop its processors; idempotent."""
@@ -243,7 +246,8 @@ class Sandbox:
             async with self._stage(Stage.BOOT):
                 await self._while_alive(self._open_channel(reconnect=False))
             async with self._stage(Stage.CONFIGURE):
-                await self._while_alive(self._configure())
+                if not await self._configured(limits.CONFIGURE):
+                    raise DeadlineExceeded(f"the guest did not take clock, name and environment within {limits.CONFIGURE:g} s")
             self._become(Request.READY)
             self._was_running = True
         finally:
@@ -263,8 +267,9 @@ class Sandbox:
             if self.record.phase is Phase.PAUSED and self._guest is not None:
                 self._guest.hold()
                 await machine.pause()
-            else:
-                await self._while_alive(self._configure())
+        if self.record.phase is Phase.RUNNING:
+            await self._set_clock("the node's restart")
+        self._adopting = False
 
     async def _found_dead(self, reason: str) -> None:
         raise SandboxDied(reason)
@@ -285,7 +290,7 @@ class Sandbox:
                 if self._delete_asked.done():
                     return
                 if died.done() or broke.done():
-                    raise await self._end(died, broke)
+                    raise await end_of(died, broke)
                 request, reply = letter.result()
                 await self._unless_deleted(self._answer(request, reply))
                 letter = asyncio.create_task(self._letters.get(), name="letter")
@@ -293,12 +298,6 @@ class Sandbox:
             if letter.done() and not letter.cancelled():
                 self._letters.put_nowait(letter.result())  # refused by whoever comes next
             await ended(died, broke, letter)
-
-    @staticmethod
-    async def _end(died: asyncio.Task[str], broke: asyncio.Task[SpaceError]) -> SpaceError:
-        if not died.done() and not (broke.done() and isinstance(broke.result().__cause__, ProtocolError)):
-            await asyncio.wait({died}, timeout=limits.DEATH_AFTER_BREAK)
-        return SandboxDied(died.result()) if died.done() else broke.result()
 
     async def _answer(self, request: Request, reply: asyncio.Future[SandboxState]) -> None:
         try:
@@ -329,7 +328,7 @@ class Sandbox:
         else:
             await self._machine.resume()
             self._guest.release()
-            await self._while_alive(self._configure())  # its clock stood still
+            await self._set_clock("its resume")  # it stood still
         self._become(request)
 
     # -- steps ---------------------------------------------------------------------------------------------------
@@ -341,13 +340,21 @@ class Sandbox:
         self._undo.push_async_callback(self._guest.aclose)
         self.processes.connected(self._guest)
 
-    async def _configure(self) -> None:
+    async def _configured(self, seconds: float) -> bool:
         assert self._guest is not None, "the channel comes before its use"
+        record, guest = self.record, self._guest
         try:
-            async with asyncio.timeout(limits.CONFIGURE):
-                await self._guest.configure(hostname=self.record.sandbox, env=self.record.env, generation=self.record.generation)
+            async with asyncio.timeout(seconds):
+                await self._while_alive(guest.configure(hostname=record.sandbox, env=record.env, generation=record.generation))
         except TimeoutError:
-            raise DeadlineExceeded(f"the guest did not take clock, name and environment within {limits.CONFIGURE:g} s") from None
+            return False
+        return True
+
+    async def _set_clock(self, after: str) -> None:
+        """By configuring it again. It has entropy and name from its boot: one that only stays silent (its files are frozen) runs on."""
+        if not await self._configured(limits.RECONFIGURE):
+            words = "%s: after %s the guest did not take its clock within %g s; it runs on, its clock may be wrong"
+            log.warning(words, self.record.sandbox, after, limits.RECONFIGURE)
 
     @asynccontextmanager
     async def _stage(self, stage: Stage) -> AsyncIterator[None]:
@@ -427,15 +434,7 @@ class Sandbox:
             error = DeadlineExceeded("it was not usable in time after the node's restart")
         self.fault = error if isinstance(error, SpaceError) else None
         reason = str(error) if isinstance(error, SpaceError) else f"a fault of the node: {type(error).__name__}"
-        tail = last_lines(self._machine.serial()) if self._machine is not None else []
-        log.warning(
-            "%s failed in phase %s: %s%s",
-            self.record.sandbox,
-            self.record.phase.value,
-            reason,
-            "".join(f"\n    console: {line}" for line in tail),
-            exc_info=None if isinstance(error, SpaceError) else error,
-        )
+        log_failure(self.record, self._machine, reason, error)
         self._become(Request.FAULT, reason)
         self.processes.lose(reason)
         settle(self._over)
@@ -448,6 +447,7 @@ class Sandbox:
 
     async def _ask(self, request: Request) -> SandboxState:
         self._verdict(request)  # refused at once where it is refused; the owner looks again when its turn comes
+        self.taken_over()
         reply: asyncio.Future[SandboxState] = asyncio.get_running_loop().create_future()
         self._letters.put_nowait((request, reply))
         return await asyncio.shield(reply)

@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 
 from space.model.errors import ProtocolError, SandboxDied, SpaceError
 from space.node import limits
+from space.node.ledger import Record
 from space.node.shield import ended
+from space.node.vmm.console import last_lines
 from space.node.vmm.seam import Machine
 from space.rpc.node_api import SandboxState
 
@@ -45,6 +47,26 @@ async def while_alive(machine: Machine, work: Coroutine[Any, Any, T], sandbox: s
         return task.result()
     finally:
         await ended(died, task)
+
+
+async def end_of(died: asyncio.Task[str], broke: asyncio.Task[SpaceError]) -> SpaceError:
+    """What it ended of, when the VMM's end or its channel's has come: the VMM's, if that follows within a moment."""
+    if not died.done() and not (broke.done() and isinstance(broke.result().__cause__, ProtocolError)):
+        await asyncio.wait({died}, timeout=limits.DEATH_AFTER_BREAK)
+    return SandboxDied(died.result()) if died.done() else broke.result()
+
+
+def log_failure(record: Record, machine: Machine | None, reason: str, error: Exception) -> None:
+    """Tell the operator what it failed of, with the last lines of its console; of a fault of ours with the traceback."""
+    tail = last_lines(machine.serial()) if machine is not None else []
+    log.warning(
+        "%s failed in phase %s: %s%s",
+        record.sandbox,
+        record.phase.value,
+        reason,
+        "".join(f"\n    console: {line}" for line in tail),
+        exc_info=None if isinstance(error, SpaceError) else error,
+    )
 
 
 def settle(future: asyncio.Future[None]) -> None:

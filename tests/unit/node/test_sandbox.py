@@ -10,14 +10,12 @@ import msgspec
 import pytest
 
 from space.core.lifecycle.admission import Capacity
-from space.model.errors import Conflict, DeadlineExceeded, Gone, NoCapacity, NotFound, SandboxDied, SpaceError
+from space.model.errors import Conflict, Gone, NoCapacity, NotFound, SandboxDied, SpaceError
 from space.model.ids import new_sandbox_id
 from space.model.isolation import EMULATED
-from space.node import limits
 from space.node.stages import Stage
 from space.rpc import node_api as api
 from space.rpc.session import Message, Session
-from space.rpc.stream import Stream
 from space.testing.guest import FakeGuest
 from space.testing.memoryhost import MemoryHost
 from space.testing.memorynode import MemoryNode
@@ -298,32 +296,6 @@ async def test_pause_and_resume_are_idempotent_and_set_the_clock(tmp_path: Path)
         assert after is not None
         assert after.realtime_ns > before.realtime_ns
         await session.call("noop", api.Target(asked.sandbox))
-
-
-class SlowToConfigure(FakeGuest):
-    """A guest that takes its first configuration and no other."""
-
-    async def _configure(self, stream: Stream, request: bytes) -> None:
-        if self.configured is not None:
-            await asyncio.get_running_loop().create_future()
-        await super()._configure(stream, request)
-
-
-async def test_a_guest_that_does_not_take_its_clock_after_a_resume_fails_it_in_true_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with MemoryNode(tmp_path, guests=SlowToConfigure) as sim, sim.connected() as session:
-        asked = spec()
-        await states(session, asked)
-        await call(session, "pause", api.Target(asked.sandbox))
-        monkeypatch.setattr(limits, "CONFIGURE", 0.1)
-        words = r"cannot resume it: the guest did not take clock, name and environment within 0\.1 s"
-        with pytest.raises(DeadlineExceeded, match=words):
-            await call(session, "resume", api.Target(asked.sandbox))
-        with pytest.raises(Gone, match=words):
-            await session.call("noop", api.Target(asked.sandbox))
-        await call(session, "delete", api.Target(asked.sandbox))
-        assert sim.host.leftovers() == []
 
 
 async def test_what_does_not_fit_is_refused_at_once_and_nothing_is_kept(tmp_path: Path) -> None:
