@@ -128,11 +128,11 @@ class End:
 
     def _count(self, frame: Frame, now: float) -> None:
         kind = _COUNTED.get(frame.kind)
-        if frame.kind == wire.DATA:
+        if frame.kind in (wire.DATA, wire.RST_STREAM) and frame.stream not in self.live:
+            kind = "window"  # it was on its way when the stream ended, or says so once more: clients answer late data by resets
+        elif frame.kind == wire.DATA:
             content = frame.content
-            if frame.stream not in self.live:
-                kind = "window"  # it was on its way when the stream ended
-            elif content < len(frame.raw) - 9 - content or (not content and not frame.flags & wire.END_STREAM):
+            if content < len(frame.raw) - 9 - content or (not content and not frame.flags & wire.END_STREAM):
                 kind = "empty"  # nothing, or more padding than content
         elif frame.kind == wire.CONTINUATION and len(frame.raw) == 9:
             kind = "empty"

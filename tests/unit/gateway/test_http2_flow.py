@@ -6,12 +6,17 @@ import asyncio
 import json
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from space.gateway.surroundings import Limits
+from space.core.policy.loader import load
+from space.core.policy.verdict import Layer, Stack
+from space.gateway.http2 import Http2Session
+from space.gateway.streams import Stream
+from space.gateway.surroundings import Limits, Ruling
 from space.testing.egressh2 import Call, Guest, Served, guest, serve_h2
 from space.testing.egresslab import ALLOWED, OTHER, Place, place, run
 
@@ -383,5 +388,109 @@ def test_what_waits_for_its_upstream_goes_by_the_policy_of_then(tmp_path: Path) 
             await at.empty()
             assert [call[b":path"] for call in upstream.calls] == [b"/a"]
             assert {(record.reason, record.rule) for record in at.requests()} >= {("", "later")}
+
+    run(main())
+
+
+def test_streams_that_are_broken_off_leave_the_connections_windows_whole(tmp_path: Path) -> None:
+    async def answer(call: Call) -> None:
+        served = served_of(call)
+        if call[b":path"] == b"/up":
+            call.paused = True
+            await served.until(lambda: call.error is not None)
+            call.read_on()
+            return
+        served.respond(call, [(b":status", b"200")])
+        await served.data(call.stream, bytes(MEGABYTE), ended=True)
+
+    async def main() -> None:
+        async with place(tmp_path) as at:
+            upstream = await serve_h2(at, answer=answer)
+            client = await guest(at)
+            for n in range(40):  # each holds most of a window, 4 MiB would not be enough for all
+                call = client.ask("/down")
+                call.paused = True
+                stream = (await held(at, lambda stream: stream.down.size > 150_000))[0]
+                assert stream.near == call.stream
+                client.reset(call)
+                call.read_on()
+                upload = client.ask("/up", method="POST", ended=False)
+                sending = asyncio.get_running_loop().create_task(client.data(upload.stream, bytes(MEGABYTE)))
+                await held(at, lambda stream: stream.up.size > 100_000)
+                sending.cancel()
+                client.reset(upload)
+                assert (await client.get(f"/whole/{n}")).size == MEGABYTE
+            await client.close()
+            await at.empty()
+            assert len(upstream.connections) == 2
+
+    run(main())
+
+
+async def held(at: Place, what: Callable[[Stream], bool]) -> list[Stream]:
+    """The streams of the one connection of which something holds; waits until there is one."""
+
+    def found() -> list[Stream]:
+        (connection,) = at.lab.worker._connections
+        session = connection._stage
+        return [stream for stream in session._streams.values() if what(stream)] if isinstance(session, Http2Session) else []
+
+    await at.until(found)
+    return found()
+
+
+def test_another_policy_dials_anew_and_where_streams_are_under_way_over_another_connection(tmp_path: Path) -> None:
+    async def answer(call: Call) -> None:
+        if call[b":path"] == b"/endless":
+            await endless(call)
+        served_of(call).respond(call, [(b":status", b"204")], ended=True)
+
+    async def main() -> None:
+        async with place(tmp_path) as at:
+            upstream = await serve_h2(at, answer=answer)
+            client = await guest(at)
+            for count in (2, 3, 4):
+                assert (await client.get("/")).status == 204
+                assert len(upstream.connections) == count
+                at.rules({"host": ALLOWED})
+            client.h2.increment_flow_control_window(8 * MEGABYTE)
+            under_way = client.ask("/endless")
+            await client.until(lambda: under_way.size)
+            at.rules({"host": ALLOWED})
+            refused = await client.get("/")
+            assert (refused.error, client.goaway) == (7, 0)
+            before = under_way.size
+            await client.until(lambda: under_way.size > before + 100_000)
+            client.reset(under_way)
+            await client.task
+            await at.empty()
+            assert [record.reason for record in at.requests()] == ["", "", "", "", "guest_reset"]
+
+    run(main())
+
+
+def test_two_rules_with_other_authorities_never_share_an_upstream(tmp_path: Path) -> None:
+    bundles: list[str | None] = []
+
+    async def main() -> None:
+        async with place(tmp_path) as at:
+            pem = at.lab.signer.pem
+
+            def bundle(name: str | None) -> str:
+                bundles.append(name)
+                return pem
+
+            object.__setattr__(at.lab.around, "bundle", bundle)
+            rules = [{"host": ALLOWED, "port": at.port, "paths": [f"/{name}"], "ca": name} for name in "ab"]
+            policy = load({"version": 1, "rule": rules}, name="ours", public_suffix=lambda _: False, bundles=frozenset("ab")).policy
+            at.lab.ruling = Ruling(2, Stack([Layer(policy)]))
+            upstream = await serve_h2(at)
+            client = await guest(at)
+            for path in ("/a", "/b", "/b", "/a"):
+                assert (await client.get(path)).status == 200
+            await client.close()
+            await at.empty()
+            assert bundles == ["a", "a", "b", "a"]
+            assert len(upstream.connections) == 4
 
     run(main())

@@ -90,7 +90,8 @@ FLOODS: dict[str, Callable[[Place], bytes]] = {
     "streams that are malformed": lambda at: b"".join(head(at, n, extra=[(b"connection", b"x")]) for n in range(1, 201, 2)),
     "empty continuations": lambda at: head(at, 1, flags=1) + frame(9, 0, 1) * 100,
     "a head without end": lambda at: head(at, 1, flags=1) + frame(9, 0, 1, b"\x10\x01a\x7f\x80\x7e" + bytes(16_000)) * 8,
-    "data on a stream that is over": lambda at: head(at, 1) + b"".join(frame(3, 0, 1, b"\0\0\0\x08") for _ in range(300)),
+    "resets of a stream that is over": lambda at: head(at, 1) + frame(3, 0, 1, b"\0\0\0\x08") * 9000,
+    "data on a stream that is over": lambda at: head(at, 1, flags=4) + frame(3, 0, 1, b"\0\0\0\x08") + frame(0, 0, 1, b"x") * 9000,
 }  # fmt: skip
 
 
