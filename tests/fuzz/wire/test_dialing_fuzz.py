@@ -1,0 +1,63 @@
+"""A worker's request under arbitrary bytes: exactly what `encode` gives, or refused."""
+
+from __future__ import annotations
+
+import json
+from ipaddress import IPv4Address
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from space.core.policy.names import canon
+from space.core.wire import dialing
+from space.core.wire.dialing import DialingRefused, Request
+
+_GOOD: dict[str, Any] = {"id": 1, "generation": 2, "name": "a.example.com", "port": 443}
+_VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.lists(st.integers(), max_size=2)
+
+
+def _must_be_canonical_or_refused(message: bytes) -> None:
+    try:
+        request = dialing.decode(message)
+    except DialingRefused:
+        return
+    assert dialing.decode(dialing.encode(request)) == request
+    assert 1 <= request.port <= 65535
+    assert request.literal == isinstance(request.target, IPv4Address)
+    assert request.literal or canon(request.name) == request.name
+
+
+@given(st.binary(max_size=600))
+def test_bytes(message: bytes) -> None:
+    _must_be_canonical_or_refused(message)
+
+
+@given(st.sampled_from([*_GOOD, "literal", "sandbox"]), _VALUES | st.sampled_from(["127.0.0.1", "0177.0.0.1", "A.example.com", "a..b"]))
+def test_nearly_a_request(field: str, value: Any) -> None:
+    _must_be_canonical_or_refused(json.dumps(_GOOD | {field: value}).encode())
+
+
+def test_request_comes_back_as_it_was() -> None:
+    for request in (Request(1, 2, "a.example.com", 443), Request(1, 2, "8.8.8.8", 53, literal=True)):
+        assert dialing.decode(dialing.encode(request)) == request
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"sandbox": "sb-x"},
+        {"name": "127.0.0.1"},
+        {"name": "A.example.com"},
+        {"port": 0},
+        {"literal": True},
+        {"name": "x" * 600},
+        {"id": -1},
+    ],
+    ids=str,
+)
+def test_who_asks_is_no_field_and_names_are_canonical(wrong: dict[str, Any]) -> None:
+    dialing.decode(json.dumps(_GOOD).encode())
+    with pytest.raises(DialingRefused):
+        dialing.decode(json.dumps(_GOOD | wrong).encode())
