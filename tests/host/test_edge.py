@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import socket
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from ipaddress import IPv4Address, IPv4Network
+from random import Random
 
 import pytest
 
@@ -32,6 +35,8 @@ from space.testing.rawguest import (
     QINQ,
     RST,
     SYN,
+    TCP,
+    UDP,
     VLAN,
     RawGuest,
     arp,
@@ -218,6 +223,55 @@ def test_every_attack_is_dropped_and_counted_as_what_it_is(host: RootHost) -> No
             with pytest.raises(BlockingIOError):
                 listeners[name].accept()
         assert guest.connect(NAMED, 443, from_port=42000).flags == SYN | ACK  # and who is honest is still served
+
+
+def _mutated(random: Random, number: int) -> tuple[bytes, bytes]:
+    """A frame that is right, with up to three bytes of its headers changed (the sum made right again or not), and its virtio-net header."""
+    data = number.to_bytes(4, "big")
+    whole = bytearray(frame(random.choice([udp(data, port=53), tcp(NAMED, 443, from_port=1024 + number, data=data)])))
+    for _ in range(random.randrange(4)):
+        whole[random.randrange(14 + 20 + 8)] = random.choice([0, 1, 53, 255, random.randrange(256)])
+    if random.random() < 0.8:
+        whole[24:26] = b"\0\0"
+        whole[24:26] = rawguest.checksum(bytes(whole[14:34])).to_bytes(2, "big")
+    offload = bytes(10) if random.random() < 0.7 else random.randbytes(2) + bytes(random.choice([0, 1, 8, 14, 34, 60]) for _ in range(8))
+    return offload, bytes(whole)
+
+
+def _is_admitted(got: bytes) -> bool:
+    """The whitelist once more, from the bytes."""
+    source, target, port = got[26:30], IPv4Address(got[30:34]), int.from_bytes(got[36:38], "big")
+    plain = got[:14] == HOST_MAC + GUEST_MAC + b"\x08\0" and got[14] == 0x45 and got[20:22] in (b"\0\0", b"\x40\0")
+    has_ports = 20 <= int.from_bytes(got[16:18], "big") <= len(got) - 14  # nft looks for ports only where the length can be
+    dns = got[23] in (UDP, TCP) and str(target) == GATEWAY and port == 53 and has_ports
+    return plain and source == IPv4Address(GUEST).packed and (dns or (got[23] == TCP and target in IPv4Network(RANGE)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_changed_frame_arrives_only_where_the_whitelist_admits_it(host: RootHost, seed: int) -> None:
+    random = Random(seed)
+    with _edge(host) as (guest, listeners):
+        listeners["dns"].setblocking(False)
+        sent: dict[int, bytes] = {}
+        arrived = 0
+        for number in range(3000):
+            offload, whole = _mutated(random, number)
+            try:
+                os.write(guest.tap, offload + whole)
+            except OSError:
+                continue  # the kernel refuses that virtio-net header
+            sent[number] = whole
+            with suppress(BlockingIOError):
+                data = listeners["dns"].recv(2048)
+                arrived += 1
+                if len(data) == 4:  # a changed length cuts the number off; the counters tell all the same
+                    assert _is_admitted(sent[int.from_bytes(data, "big")])
+            guest.drain(0)
+        counted = _counters(host)
+        assert sum(count for name, count in counted.items() if name.startswith("admitted_")) == sum(map(_is_admitted, sent.values()))
+        assert sum(count for name, count in counted.items() if not name.startswith("host_")) == len(sent)
+        assert arrived > 300
+        assert all(one is None or one.flags & (ACK | RST) for one in map(rawguest.parse, guest.heard))
 
 
 def test_every_other_port_of_the_gateway_is_reset_and_none_answers_udp(host: RootHost) -> None:
@@ -458,3 +512,15 @@ def test_next_rootd_opens_the_listeners_again_or_builds_anew_where_others_have_t
 def test_counters_of_a_slot_that_is_not_there_are_not_found(host: RootHost) -> None:
     with pytest.raises(NotFound, match="there is no slot 3 on this host"):
         host.ask(lambda client: client.slot_counters(3))
+
+
+def test_edge_leads_nowhere(host: RootHost) -> None:
+    with _edge(host):
+        links = {link["ifname"]: link for link in json.loads(_inside(host, lambda: process.run(["ip", "-j", "addr"]).stdout))}
+        assert set(links) == {"lo", "tap0"}
+        assert "UP" not in links["lo"]["flags"]
+        assert [(one["local"], one["prefixlen"]) for one in links["tap0"]["addr_info"]] == [(GATEWAY, 30)]
+        routes = json.loads(_inside(host, lambda: process.run(["ip", "-j", "route"]).stdout))
+        assert [(route["dst"], route["dev"]) for route in routes] == [("10.0.0.0/30", "tap0")]
+        neighbours = json.loads(_inside(host, lambda: process.run(["ip", "-j", "neigh"]).stdout))
+        assert [(one["dst"], one["lladdr"], one["state"]) for one in neighbours] == [(GUEST, "52:54:00:00:00:02", ["PERMANENT"])]

@@ -45,13 +45,13 @@ def ip(
     head = (
         struct.pack("!BBHHHBBH", version << 4 | words, 0, total, 1, fragment, 64, protocol, 0) + _packed(source) + _packed(target) + options
     )
-    return head[:10] + struct.pack("!H", _checksum(head)) + head[12:] + payload
+    return head[:10] + struct.pack("!H", checksum(head)) + head[12:] + payload
 
 
 def udp(data: bytes, *, port: int, target: str = GATEWAY, source: str = GUEST, from_port: int = 40000, **header: int | bytes) -> bytes:
     """An IPv4 packet with a UDP datagram."""
     datagram = struct.pack("!HHHH", from_port, port, 8 + len(data), 0) + data
-    summed = _checksum(_pseudo(source, target, UDP, len(datagram)) + datagram)
+    summed = checksum(_pseudo(source, target, UDP, len(datagram)) + datagram)
     datagram = datagram[:6] + struct.pack("!H", summed or 0xFFFF) + datagram[8:]
     return ip(datagram, protocol=UDP, target=target, source=source, **header)  # type: ignore[arg-type]
 
@@ -70,7 +70,7 @@ def tcp(
 ) -> bytes:
     """An IPv4 packet with a TCP segment."""
     segment = struct.pack("!HHIIBBHHH", from_port, port, seq, ack, 5 << 4, flags, 64000, 0, 0) + data
-    summed = _checksum(_pseudo(source, target, TCP, len(segment)) + segment)
+    summed = checksum(_pseudo(source, target, TCP, len(segment)) + segment)
     segment = segment[:16] + struct.pack("!H", summed) + segment[18:]
     return ip(segment, protocol=TCP, target=target, source=source, **header)  # type: ignore[arg-type]
 
@@ -191,7 +191,8 @@ def _pseudo(source: str, target: str, protocol: int, length: int) -> bytes:
     return _packed(source) + _packed(target) + struct.pack("!BBH", 0, protocol, length)
 
 
-def _checksum(data: bytes) -> int:
+def checksum(data: bytes) -> int:
+    """The sum of IPv4, TCP and UDP (RFC 1071)."""
     data += bytes(len(data) % 2)
     total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
     while total >> 16:
