@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 from urllib.parse import parse_qsl
 
 from starlette.types import Message, Receive, Scope, Send
@@ -40,6 +41,7 @@ _SINGLE = frozenset(
     b"range if-match if-none-match if-range".split()
 )
 _NOWHERE = "(no route)"
+K = TypeVar("K")
 
 
 @dataclass(slots=True)
@@ -63,7 +65,13 @@ class Api:
         paths: dict[str, dict[str, Route]] = {}
         for route in ROUTES:
             paths.setdefault(route.path, {})[route.method] = route
-        room = Room(limits.MAX_REQUESTS, limits.MAX_REQUESTS_PER_TENANT)
+        room = Room(
+            limits.MAX_REQUESTS,
+            limits.MAX_REQUESTS_PER_TENANT,
+            limits.MAX_REQUESTS_PER_SANDBOX,
+            limits.RESERVED_REQUESTS,
+            limits.RESERVED_REQUESTS_PER_TENANT,
+        )
         self._paths = Paths({path: _Path(path, methods, services, room) for path, methods in paths.items()})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -170,25 +178,48 @@ class Api:
 class Room:
     """How many requests are inside. Over the limit is an answer at once, not a queue."""
 
-    def __init__(self, most: int, most_per_tenant: int) -> None:
+    def __init__(self, most: int, most_per_tenant: int, most_per_sandbox: int, reserve: int, reserve_per_tenant: int) -> None:
+        """reserve: for requests that are `reserved`, beyond the rest."""
         self._most = most
         self._most_per_tenant = most_per_tenant
+        self._most_per_sandbox = most_per_sandbox
+        self._reserve = reserve
+        self._reserve_per_tenant = reserve_per_tenant
         self._inside: Counter[str] = Counter()
+        self._reserved: Counter[str] = Counter()
+        self._waiting: Counter[tuple[str, str]] = Counter()
 
     @contextmanager
-    def place(self, tenant: str) -> Iterator[None]:
-        """Be inside."""
-        if self._inside.total() >= self._most:
+    def place(self, tenant: str, *, reserved: bool = False, guest: str | None = None) -> Iterator[None]:
+        """Be inside. guest: the sandbox whose guest is waited for."""
+        if self._inside.total() >= self._most and not (reserved and self._reserved.total() < self._reserve):
             raise Unavailable(f"{self._most} requests are in hand", hint="repeat in a second")
-        if self._inside[tenant] >= self._most_per_tenant:
+        if self._inside[tenant] >= self._most_per_tenant and not (reserved and self._reserved[tenant] < self._reserve_per_tenant):
             raise TooMany(f"tenant {tenant} has {self._most_per_tenant} requests in hand", hint="wait until some have ended")
+        if guest is not None and self._waiting[tenant, guest] >= self._most_per_sandbox:
+            raise TooMany(
+                f"{self._most_per_sandbox} requests to the guest of sandbox {guest[:64]} are in hand",
+                hint="wait until some have ended; it can be looked at and deleted meanwhile",
+            )
         self._inside[tenant] += 1
+        if reserved:
+            self._reserved[tenant] += 1
+        if guest is not None:
+            self._waiting[tenant, guest] += 1
         try:
             yield
         finally:
-            self._inside[tenant] -= 1
-            if not self._inside[tenant]:
-                del self._inside[tenant]
+            _take(self._inside, tenant)
+            if reserved:
+                _take(self._reserved, tenant)
+            if guest is not None:
+                _take(self._waiting, (tenant, guest))
+
+
+def _take(counter: Counter[K], key: K) -> None:
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]
 
 
 class _Path:
@@ -223,7 +254,8 @@ class _Path:
         if route.access is Access.OPEN:
             await (await route.handler(call, self._services)).send(send)
             return
-        with self._room.place(key.tenant):
+        guest = call.sandbox if route.waits_for_guest else None
+        with self._room.place(key.tenant, reserved=route.reserved, guest=guest):
             await (await route.handler(call, self._services)).send(send)
 
     def _key(self, route: Route, headers: dict[str, str], scope: Scope) -> Key:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from starlette.types import Message, Receive, Scope
 
@@ -12,6 +13,8 @@ from space.config.logs import request_id as request_id
 from space.control import limits
 from space.control.keys import Key
 from space.model.errors import DeadlineExceeded, InvalidArgument, SpaceError, TooLarge, Unsupported
+
+T = TypeVar("T")
 
 
 class ClientGone(Exception):
@@ -90,6 +93,26 @@ class Call:
         while True:
             if (await self.receive())["type"] == "http.disconnect":
                 return
+
+    async def while_there(self, work: Awaitable[T]) -> T:
+        """What `work` comes to; ClientGone, and it is cancelled, when the client leaves first. Only after the body."""
+        scope = asyncio.timeout(None)
+
+        async def watch() -> None:
+            await self.gone()
+            scope.reschedule(0)
+
+        try:
+            async with scope:
+                watching = asyncio.create_task(watch())
+                try:
+                    return await work
+                finally:
+                    watching.cancel()
+        except TimeoutError:
+            if scope.expired():
+                raise ClientGone from None
+            raise
 
     async def _next(self) -> Message:
         try:

@@ -6,7 +6,6 @@ sent, and a file that shrinks cuts the connection. Files that say no size (of /p
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ import msgspec
 from starlette.types import Send
 
 from space.control.answers import Answer
-from space.control.call import Call, ClientGone, CutOff
+from space.control.call import Call, CutOff
 from space.control.problems import PreconditionFailed, RangeNotSatisfiable
 from space.control.services import Services
 from space.control.transfer import Count, events
@@ -122,8 +121,9 @@ class ContentAnswer:
 
     async def send(self, send: Send) -> None:
         """Send it. SpaceError only before the head has gone out, then CutOff; ClientGone."""
-        left = asyncio.ensure_future(self.call.gone())
-        body = _Body(send, left)
+        await self.call.while_there(self._send(_Body(send)))
+
+    async def _send(self, body: _Body) -> None:
         try:
             with self.services.activity.during(self.sandbox):
                 if not await self._read(body, self.asked):
@@ -133,8 +133,6 @@ class ContentAnswer:
             if body.started:
                 raise CutOff(error) from error
             raise
-        finally:
-            left.cancel()
 
     async def _read(self, body: _Body, asked: Wish) -> bool:
         """Whether the answer was given; False when all of the file is wanted instead of a range."""
@@ -168,10 +166,9 @@ class ContentAnswer:
 class _Body:
     """The head, once it is known what the answer is, and then as many bytes as it has promised."""
 
-    def __init__(self, send: Send, left: asyncio.Future[None]) -> None:
+    def __init__(self, send: Send) -> None:
         self.send = send
         self.started = False
-        self._left = left
         self._status = 200
         self._fields: dict[str, str] = {}
         self._promised: int | None = None
@@ -195,8 +192,6 @@ class _Body:
 
     async def piece(self, data: bytes) -> None:
         """Bytes of the file."""
-        if self._left.done():
-            raise ClientGone
         room = len(data) if self._promised is None else min(len(data), self._promised - self._taken)
         self._taken += room
         self._beyond += len(data) - room

@@ -64,10 +64,15 @@ async def _where(call: Call, services: Services) -> _Where:
     return _Where(call.params["id"], path, user)
 
 
-async def _one(services: Services, verb: str, where: _Where, request: msgspec.Struct) -> guest.File:
-    """A verb that answers with a file as it is now."""
+async def _ask(call: Call, services: Services, verb: str, where: _Where, request: msgspec.Struct) -> bytes:
+    """A verb with one answer, while the client is there."""
     with services.activity.during(where.sandbox):
-        return expect(guest.FileAnswer, await services.link.ask(verb, where.ask(request), seconds=limits.FILE_SECONDS)).file
+        return await call.while_there(services.link.ask(verb, where.ask(request), seconds=limits.FILE_SECONDS))
+
+
+async def _one(call: Call, services: Services, verb: str, where: _Where, request: msgspec.Struct) -> guest.File:
+    """A verb that answers with a file as it is now."""
+    return expect(guest.FileAnswer, await _ask(call, services, verb, where, request)).file
 
 
 def _answer(found: Any, status: int = 200) -> Answer:
@@ -78,7 +83,7 @@ async def stat(call: Call, services: Services) -> Answer:
     """GET .../files/stat."""
     follow = flag(call.argument("follow"), "follow", default=False)
     where = await _where(call, services)
-    return _answer(file_info(await _one(services, "file_stat", where, guest.FileStat(where.path, where.user, follow))))
+    return _answer(file_info(await _one(call, services, "file_stat", where, guest.FileStat(where.path, where.user, follow))))
 
 
 async def read(call: Call, services: Services) -> ContentAnswer | Answer:
@@ -87,7 +92,7 @@ async def read(call: Call, services: Services) -> ContentAnswer | Answer:
     where = await _where(call, services)
     if asked.suffix is not None:
         # From the end: the size is needed first.
-        file = await _one(services, "file_stat", where, guest.FileStat(where.path, where.user, True))
+        file = await _one(call, services, "file_stat", where, guest.FileStat(where.path, where.user, True))
         asked = asked.of_size(file.size)
     return ContentAnswer(call, services, where.sandbox, where.path, where.user, asked)
 
@@ -98,11 +103,7 @@ async def head(call: Call, services: Services) -> Answer:
     # Its faults are those of a read, so it is begun as one, of nothing.
     request = guest.FileRead(where.path, where.user, 0, 0)
     with services.activity.during(where.sandbox):
-        async with await services.link.open("file_read", where.ask(request), bulk=True, finish=True) as stream:
-            event = await anext(events(stream, "the file"))
-            if not isinstance(event, Message):
-                raise ProtocolError("the guest sent bytes before it said what the file is")
-            file = expect(guest.FileAnswer, event.payload).file
+        file = await call.while_there(_head(services, where.ask(request)))
     asked = Wish.of(call.headers)
     fields = head_fields(file)
     if precondition(asked, file):
@@ -110,6 +111,14 @@ async def head(call: Call, services: Services) -> Answer:
     if file.size:
         fields["Content-Length"] = str(file.size)
     return Answer(200, media_type="application/octet-stream", headers=fields, bare=True)
+
+
+async def _head(services: Services, request: Forward) -> guest.File:
+    async with await services.link.open("file_read", request, bulk=True, finish=True) as stream:
+        event = await anext(events(stream, "the file"))
+        if not isinstance(event, Message):
+            raise ProtocolError("the guest sent bytes before it said what the file is")
+        return expect(guest.FileAnswer, event.payload).file
 
 
 async def write(call: Call, services: Services) -> Answer:
@@ -154,27 +163,31 @@ async def listed(call: Call, services: Services) -> Answer:
     after = _after(call.argument("cursor"))
     where = await _where(call, services)
     request = guest.FileList(where.path, where.user, depth, after, limit)
-    found: list[guest.File] = []
-    more = False
-    with services.activity.during(where.sandbox):
-        try:
-            async with (
-                asyncio.timeout(limits.FILE_SECONDS),  # whatever the guest does: its file system may hang, or it may tell for ever
-                await services.link.open("file_list", where.ask(request), bulk=True, finish=True) as stream,
-            ):
-                async for event in events(stream, "the list"):
-                    told = decode(event.payload) if isinstance(event, Message) else None
-                    match told:
-                        case guest.Files(some) if len(found) + len(some) <= limit:
-                            found += some
-                        case guest.Listed(more):
-                            break
-                        case _:
-                            raise ProtocolError("the guest answered a list with something else, or with more than was asked for")
-        except TimeoutError:
-            raise DeadlineExceeded(f"the guest did not list the directory within {limits.FILE_SECONDS:g} s") from None
+    try:
+        with services.activity.during(where.sandbox):
+            # Whatever the guest does: its file system may hang, or it may tell for ever.
+            async with asyncio.timeout(limits.FILE_SECONDS):
+                found, more = await call.while_there(_list(services, where.ask(request), limit))
+    except TimeoutError:
+        raise DeadlineExceeded(f"the guest did not list the directory within {limits.FILE_SECONDS:g} s") from None
     cursor = base64.urlsafe_b64encode(found[-1].name).decode().rstrip("=") if more and found else None
     return _answer(FileList([file_info(one) for one in found], cursor))
+
+
+async def _list(services: Services, request: Forward, limit: int) -> tuple[list[guest.File], bool]:
+    """A page, and whether there is more."""
+    found: list[guest.File] = []
+    async with await services.link.open("file_list", request, bulk=True, finish=True) as stream:
+        async for event in events(stream, "the list"):
+            told = decode(event.payload) if isinstance(event, Message) else None
+            match told:
+                case guest.Files(some) if len(found) + len(some) <= limit:
+                    found += some
+                case guest.Listed(more):
+                    return found, more
+                case _:
+                    break
+    raise ProtocolError("the guest answered a list with something else, or with more than was asked for")
 
 
 def _after(cursor: str | None) -> bytes | None:
@@ -198,10 +211,9 @@ async def _changed(
     await services.sandboxes.usable(call.tenant, call.params["id"])
     where = _Where(call.params["id"], b"", None)
     if isinstance(made, guest.FileRemove):
-        with services.activity.during(where.sandbox):
-            expect(Done, await services.link.ask(verb, where.ask(made), seconds=limits.FILE_SECONDS))
+        expect(Done, await _ask(call, services, verb, where, made))
         return Answer(204)
-    return _answer(file_info(await _one(services, verb, where, made)))
+    return _answer(file_info(await _one(call, services, verb, where, made)))
 
 
 async def mkdir(call: Call, services: Services) -> Answer:

@@ -92,7 +92,7 @@ async def resume(call: Call, services: Services) -> Answer:
 async def sandbox_metrics(call: Call, services: Services) -> Answer:
     """GET .../metrics."""
     await services.sandboxes.usable(call.tenant, call.params["id"])
-    found = await services.link.call("metrics", Target(call.params["id"]), Metrics)
+    found = await call.while_there(services.link.call("metrics", Target(call.params["id"]), Metrics))
     return answers.value(msgspec.convert(found, MetricsInfo, from_attributes=True))
 
 

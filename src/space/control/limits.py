@@ -43,6 +43,11 @@ REFUSED_SECONDS: Final = 2.0
 MAX_CONNECTIONS: Final = 2048
 MAX_REQUESTS: Final = 768
 MAX_REQUESTS_PER_TENANT: Final = 512
+# Of those, requests that may wait for one sandbox's guest: a guest that answers nothing takes half of its tenant's room at most.
+MAX_REQUESTS_PER_SANDBOX: Final = 256
+# Beyond those, for requests that end things or look at what control and the node know: nothing that hangs keeps them out.
+RESERVED_REQUESTS: Final = 128
+RESERVED_REQUESTS_PER_TENANT: Final = 64
 
 # -- keys ------------------------------------------------------------------------------------------------------------
 # Wrong keys from one address before it gets 429, and how fast the allowance comes back.
@@ -67,6 +72,8 @@ HEARTBEAT_SECONDS: Final = 5.0
 TREE_STALL_SECONDS: Final = 120.0
 # A change of files in the guest, also of a whole tree.
 FILE_SECONDS: Final = 120.0
+# From a watch's request until the guest watches, also all of a tree.
+WATCH_SECONDS: Final = 30.0
 LIST_DEFAULT: Final = 50
 LIST_MAX: Final = 200
 

@@ -125,12 +125,16 @@ async def resize(call: Call, services: Services) -> Answer:
 
 async def _tell(call: Call, services: Services, message: Signal | Resize) -> Answer:
     target = await _running(call, services)
+
+    async def tell() -> None:
+        async with asyncio.timeout(limits.CALL_SECONDS), await services.link.open("input", target) as stream:
+            await stream.send_message(message)
+            await stream.close()
+            await _told(stream)
+
     with services.activity.during(target.sandbox):
         try:
-            async with asyncio.timeout(limits.CALL_SECONDS), await services.link.open("input", target) as stream:
-                await stream.send_message(message)
-                await stream.close()
-                await _told(stream)
+            await call.while_there(tell())
         except TimeoutError:
             raise DeadlineExceeded(f"the process was not told within {limits.CALL_SECONDS:g} s") from None
     return answers.nothing()

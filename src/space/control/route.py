@@ -97,8 +97,15 @@ class Route:
     open_query: str | None = None
     # A WebSocket: what goes over it. Refusals come before the upgrade, as answers.
     socket: str | None = None
+    # It ends something, or looks at what control and the node know: it is let in also when what hangs has filled the room.
+    reserved: bool = False
     # False for what only looks and is asked often.
     audit: bool = True
+
+    @property
+    def waits_for_guest(self) -> bool:
+        """Whether a sandbox's guest has a say in when it ends."""
+        return self.path.startswith(SANDBOX) and not self.reserved
 
     @property
     def refusals(self) -> list[type[SpaceError]]:

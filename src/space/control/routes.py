@@ -72,10 +72,19 @@ _SANDBOXES: tuple[Route, ...] = (
             Query("metadata.{name}", "Only those with this value under that name; may be repeated with other names", TEXT),
         ),
         open_query="metadata.",
+        reserved=True,
         audit=False,
     ),
     Route(
-        "GET", SANDBOX, "get_sandbox", "One sandbox", Access.TENANT, handlers.get_sandbox, (Reply(200, "As it is now", _INFO),), audit=False
+        "GET",
+        SANDBOX,
+        "get_sandbox",
+        "One sandbox",
+        Access.TENANT,
+        handlers.get_sandbox,
+        (Reply(200, "As it is now", _INFO),),
+        reserved=True,
+        audit=False,
     ),
     Route(
         "DELETE",
@@ -85,6 +94,7 @@ _SANDBOXES: tuple[Route, ...] = (
         Access.TENANT,
         handlers.delete_sandbox,
         (Reply(204, "It is gone", {}), Reply(202, "Its end is promised, on the disk; the node has not said yet that it is gone", _INFO)),
+        reserved=True,
     ),
     Route(
         "PUT",
@@ -159,6 +169,7 @@ _SANDBOXES: tuple[Route, ...] = (
         handlers.list_templates,
         (Reply(200, "All of it", {JSON: TemplateList}),),
         errors=(DeadlineExceeded, ProtocolError),
+        reserved=True,
         audit=False,
     ),
     Route(
@@ -169,6 +180,7 @@ _SANDBOXES: tuple[Route, ...] = (
         Access.ADMIN,
         handlers.list_keys,
         (Reply(200, "All of them", {JSON: KeyList}),),
+        reserved=True,
         audit=False,
     ),
     Route(
@@ -190,6 +202,7 @@ _SANDBOXES: tuple[Route, ...] = (
         handlers.revoke_key,
         (Reply(204, "It is revoked, on the disk", {}),),
         errors=(Conflict,),
+        reserved=True,
     ),
     Route(
         "GET",
@@ -209,6 +222,7 @@ _SANDBOXES: tuple[Route, ...] = (
         Access.ADMIN,
         handlers.metrics,
         (Reply(200, "Now", {prometheus.MEDIA_TYPE: None}),),
+        reserved=True,
         audit=False,
     ),
     Route(

@@ -47,6 +47,7 @@ ROUTES: tuple[Route, ...] = (
         (Reply(200, "All of them", {JSON: ProcessList}),),
         errors=_KEPT,
         query=(Query("state", "Only those in this state", {"type": "string", "enum": ["running", "exited", "lost"]}),),
+        reserved=True,
         audit=False,
     ),
     Route(
@@ -58,6 +59,7 @@ ROUTES: tuple[Route, ...] = (
         process_input.get,
         (Reply(200, "As it is now", {JSON: ProcessInfo}),),
         errors=_KEPT,
+        reserved=True,
         audit=False,
     ),
     Route(

@@ -80,6 +80,7 @@ ROUTES: tuple[Route, ...] = (
         Access.TENANT,
         handlers.list_webhooks,
         (Reply(200, "All of them, without secrets", {JSON: WebhookList}),),
+        reserved=True,
         audit=False,
     ),
     Route(
@@ -90,6 +91,7 @@ ROUTES: tuple[Route, ...] = (
         Access.TENANT,
         handlers.delete_webhook,
         (Reply(204, "It is gone, on the disk", {}),),
+        reserved=True,
     ),
     Route(
         "GET",
@@ -114,6 +116,7 @@ ROUTES: tuple[Route, ...] = (
         Access.ADMIN,
         handlers.get_quota,
         (Reply(200, "Now", {JSON: QuotaInfo}),),
+        reserved=True,
         audit=False,
     ),
     Route(

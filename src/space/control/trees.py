@@ -7,13 +7,12 @@ part of a tree can never be taken for the whole.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from starlette.types import Send
 
-from space.control.call import Call, ClientGone, CutOff
+from space.control.call import Call, CutOff
 from space.control.link import NodeLink, decoded
 from space.control.services import Services
 from space.control.transfer import Count, events, upload
@@ -52,14 +51,14 @@ class TreeAnswer:
 
     async def send(self, send: Send) -> None:
         """Send it. SpaceError only before the head has gone out, then CutOff; ClientGone."""
-        left = asyncio.ensure_future(self.call.gone())
+        await self.call.while_there(self._send(send))
+
+    async def _send(self, send: Send) -> None:
         started = False
         try:
             with self.services.activity.during(self.tree.sandbox):
                 async with await self.services.link.open("tree_get", self.tree, bulk=True, finish=True) as stream:
                     async for data in _verified(stream):
-                        if left.done():
-                            raise ClientGone
                         if not started:
                             started = True
                             await _head(send)
@@ -71,8 +70,6 @@ class TreeAnswer:
             if started:
                 raise CutOff(error) from error
             raise
-        finally:
-            left.cancel()
 
 
 async def _head(send: Send) -> None:

@@ -19,11 +19,12 @@ from space.control.wire_files import WatchLine, check_name, file_change
 from space.core.wire import files as guest
 from space.core.wire.events import Data, Message
 from space.core.wire.guest import decode
-from space.model.errors import ProtocolError, SpaceError, Unsupported
+from space.model.errors import DeadlineExceeded, ProtocolError, SpaceError, Unsupported
 from space.rpc.node_api import Forward
 from space.rpc.stream import Stream
 
 _HEARTBEAT = WatchLine("heartbeat")
+_WATCHING = WatchLine("watching")
 
 
 async def watch(call: Call, services: Services) -> WatchAnswer:
@@ -63,23 +64,30 @@ class WatchAnswer:
         await send({"type": "http.response.body", "body": b""})
 
     async def _follow(self, stream: Stream, left: asyncio.Future[None], send: Send) -> None:
+        clock = asyncio.get_running_loop().time
+        begun_by = clock() + limits.WATCH_SECONDS
         events = aiter(stream)
         coming: asyncio.Future[Any] = asyncio.ensure_future(anext(events, None))
         try:
             while True:
-                done, _ = await asyncio.wait({coming, left}, timeout=limits.HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                patience = limits.HEARTBEAT_SECONDS if self.started else max(begun_by - clock(), 0)
+                done, _ = await asyncio.wait({coming, left}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                 if left in done:
                     raise ClientGone
                 if coming not in done:
-                    if self.started:
-                        await self._write(send, [_HEARTBEAT])
+                    if not self.started:
+                        raise DeadlineExceeded(f"the guest did not begin to watch within {limits.WATCH_SECONDS:g} s")
+                    await self._write(send, [_HEARTBEAT])
                     continue
                 event = coming.result()
                 if event is None and self.started:
                     return  # the path itself is gone, which was the last change
                 if not isinstance(event, Message):
                     raise ProtocolError("the guest's watch is no stream of messages")
-                await self._write(send, list(_lines(event)))
+                lines = list(_lines(event))
+                if not self.started and lines != [_WATCHING]:
+                    raise ProtocolError("the guest told of changes before it said that it watches")
+                await self._write(send, lines)
                 coming = asyncio.ensure_future(anext(events, None))
         finally:
             coming.cancel()
@@ -96,7 +104,7 @@ class WatchAnswer:
 def _lines(event: Data | Message) -> Iterator[WatchLine]:
     match decode(event.payload):
         case guest.Watching():
-            yield WatchLine("watching")
+            yield _WATCHING
         case guest.Overflow():
             yield WatchLine("overflow")
         case guest.Changes(changes):

@@ -307,14 +307,27 @@ async def test_a_body_that_does_not_come_in_time_is_a_problem(world: World, monk
 @dialogue()
 async def test_requests_beyond_a_tenants_room_are_pushed_back_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.node.hold_create = asyncio.Event()
-    room = app.Room(3, 2)
+    room = app.Room(3, 2, 1, 2, 1)
     with room.place("a"), room.place("a"):
         with pytest.raises(Exception, match="tenant a has 2"), room.place("a"):
             pass
         with room.place("b"), pytest.raises(Exception, match="3 requests are in hand"), room.place("c"):
             pass
-    with room.place("a"):
-        pass
+        with room.place("a", reserved=True), pytest.raises(Exception, match="tenant a has 2"), room.place("a", reserved=True):
+            pass
+        with (
+            room.place("b", reserved=True),
+            room.place("c", reserved=True),
+            pytest.raises(Exception, match="3 requests are in hand"),
+            room.place("d", reserved=True),
+        ):
+            pass
+    with room.place("a", guest="x"):
+        with pytest.raises(Exception, match="1 requests to the guest of sandbox x are in hand"), room.place("a", guest="x"):
+            pass
+        with room.place("a", guest="y"), room.place("b", guest="x"):  # another sandbox's, and what is no sandbox of this tenant
+            pass
+    assert (room._inside, room._reserved, room._waiting) == ({}, {}, {})
     monkeypatch.setattr(limits, "MAX_CONNECTIONS", 1)
     async with (
         httpx.AsyncClient(base_url=world.url, trust_env=False, verify=False) as one,
