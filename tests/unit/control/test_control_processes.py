@@ -167,7 +167,7 @@ async def test_a_client_that_leaves_kills_its_process(world: World) -> None:
     async with world.client.stream("POST", f"/v1/sandboxes/{sandbox}/processes?stream=1", json={"argv": ["sleep", "600"]}) as answer:
         await anext(answer.aiter_raw())
     await until(lambda: world.node.killed == 1)
-    assert not world.node.sandboxes[sandbox].running
+    await until(lambda: not world.node.sandboxes[sandbox].running)
 
 
 @dialogue()
