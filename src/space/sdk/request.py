@@ -6,6 +6,7 @@ import codecs
 import json
 import math
 import posixpath
+import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,9 @@ from space.sdk.answers import TreeSummary
 
 Command = str | Sequence[str]
 Stdin = bytes | str | IO[bytes] | Iterable[bytes]
+
+
+_IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 
 
 class Keep(Enum):
@@ -104,10 +108,10 @@ def process_request(
 
 
 def segment(value: str) -> str:
-    """An identifier as one segment of a URL's path."""
-    if not value or value in (".", ".."):
-        raise InvalidArgument(f"not an identifier: {value!r}")
-    return quote(value, safe="")
+    """An identifier as one segment of a URL's path. InvalidArgument for what could be none: a server would read `a/b` as another route."""
+    if not isinstance(value, str) or not _IDENTIFIER.match(value):
+        raise InvalidArgument(f"not an identifier: {str(value)[:64]!r}", hint="letters, digits, `-`, `_` and `.`, such as sb-... or pr-...")
+    return value
 
 
 def upload_place(guest_path: str, source_name: str, *, is_directory: bool) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import httpx
 
-from space.model.errors import ConnectionFailed, InvalidArgument, ProtocolError, SpaceError, StreamCut
+from space.model.errors import Conflict, ConnectionFailed, InvalidArgument, ProtocolError, SpaceError, StreamCut
 from space.model.events import Event, EventKind
 from space.model.sandbox import SandboxInfo
 from space.model.tenants import AuditRecord, Quota, QuotaInfo, WebhookCreated, WebhookInfo
@@ -283,11 +283,16 @@ class AsyncClient:
             await response.aclose()
 
     async def _send(self, request: httpx.Request) -> httpx.Response:
-        if self._direct is None or self._http.is_closed:  # which the client says in words of its own
+        self._check_open()
+        if self._direct is None:
             return await self._http.send(request, stream=True)
         response = await self._direct.handle_async_request(request)
         response.request = request
         return response
+
+    def _check_open(self) -> None:
+        if self._http.is_closed:
+            raise Conflict("the client is closed", hint="use it, and what was made with it, inside its block or before aclose()")
 
     async def pieces(self, response: httpx.Response, seconds: float) -> AsyncGenerator[bytes, None]:
         """The body of `response` as it arrives. StreamCut when it breaks off or stands still for `seconds`."""
@@ -310,6 +315,7 @@ class AsyncClient:
 
     async def socket(self, path: str, *, params: Mapping[str, str] | None = None, subprotocol: str | None = None) -> WebSocket:
         """A WebSocket connection. The server's errors before the upgrade are raised as their classes."""
+        self._check_open()
         if self.endpoint.is_tls and self._tls is None:
             self._tls = httpx.create_ssl_context()  # the authorities that requests trust
         return await WebSocket.open(self.endpoint, path, params or {}, dial=self._dial, tls=self._tls, subprotocol=subprotocol)

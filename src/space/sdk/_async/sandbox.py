@@ -99,8 +99,9 @@ class AsyncSandbox:
         pauses it with on_timeout="pause". idle: what becomes of it when nothing happens in it.
 
         The request carries an idempotency key (a random one unless given), so a repeat after a lost answer makes no second
-        sandbox. When the call is cancelled (or Ctrl-C comes) the sandbox that may be on its way is deleted. Raises NoCapacity,
-        NotFound (no such template), InvalidArgument, ConnectionFailed and the other errors of the tree.
+        sandbox. When the call is cancelled (or Ctrl-C comes), or its outcome is unknown in the end, the sandbox that may be on its way is
+        deleted; in the latter case not if the key was given: then a repeat of the call finds it. Raises NoCapacity, NotFound (no such
+        template), InvalidArgument, ConnectionFailed and the other errors of the tree.
         """
         spec: dict[str, Any] = {"template": template, "cpus": cpus, "memory_mib": memory_mib, "disk_mib": disk_mib}
         spec |= {"env": dict(env or {}), "metadata": dict(metadata or {})} | ({} if ttl_seconds is None else {"ttl_seconds": ttl_seconds})
@@ -111,7 +112,7 @@ class AsyncSandbox:
             answer = await used.call("POST", "/v1/sandboxes", json=spec, headers=headers, seconds=CREATE_SECONDS, repeatable=True)
             return cls(used, sandbox_info(answer), owns_client=client is None, deletes=True)
         except BaseException as error:
-            if not isinstance(error, Exception):
+            if not isinstance(error, Exception) or (idempotency_key is None and isinstance(error, UNDECIDED)):
                 await abandon(used, spec, headers)
             if client is None:
                 await used.aclose()

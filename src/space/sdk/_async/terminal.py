@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from space.model.errors import SpaceError, StreamCut
+from space.model.errors import Conflict, SpaceError, StreamCut
 from space.model.frames import Kind, encode
 from space.model.sandbox import ExitStatus
 from space.sdk.follow import Follower
@@ -34,6 +34,7 @@ class AsyncTerminal:
         self._socket = socket
         self._follower = follower
         self._owned = owned
+        self._closed = False
         self._ready: Iterator[Output | Gap] = iter(())
         follower.begin()
 
@@ -57,6 +58,7 @@ class AsyncTerminal:
                 return piece
             if self._follower.end is not None:
                 raise StopAsyncIteration
+            self._check_open()
             data = await self._socket.receive()
             if data is None:
                 self._follower.finish()
@@ -73,25 +75,34 @@ class AsyncTerminal:
     # -- input ---------------------------------------------------------------------------------------------------------
     async def send(self, data: bytes | str) -> None:
         """Write to the process (text as UTF-8). Waits while the process takes nothing. StreamCut when it or the connection has ended."""
+        self._check_open()
         for piece in slices(as_bytes(data), PIECE):
             await self._socket.send(encode(Kind.STDIN, piece))
 
     async def send_eof(self) -> None:
         """End its input; in a terminal, the end-of-file character."""
+        self._check_open()
         await self._socket.send(encode(Kind.STDIN_END))
 
     async def resize(self, rows: int, cols: int) -> None:
         """The size of its terminal, in lines and columns."""
+        self._check_open()
         await self._socket.send(encode(Kind.RESIZE, json.dumps(checked_size(rows, cols)).encode()))
 
     async def signal(self, signal: int | str | signals.Signals = "TERM", *, all: bool = False) -> None:  # noqa: A002  # the API's word
         """Send a signal to its process group, or with `all` to everything it started."""
+        self._check_open()
         name = int(signal) if isinstance(signal, int) else signal
         await self._socket.send(encode(Kind.SIGNAL, json.dumps({"signal": name, "all": all}).encode()))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Conflict("the terminal is closed", hint="`terminal.process.connect(**terminal.offsets)` opens one that goes on")
 
     # -- its end -------------------------------------------------------------------------------------------------------
     async def aclose(self) -> None:
         """Close the connection; a shell (`AsyncSandbox.shell`) ends with it. Idempotent."""
+        self._closed = True
         await self._socket.aclose()
         if self._owned:
             self._owned = False

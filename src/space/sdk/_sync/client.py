@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import httpx
 
-from space.model.errors import ConnectionFailed, InvalidArgument, ProtocolError, SpaceError, StreamCut
+from space.model.errors import Conflict, ConnectionFailed, InvalidArgument, ProtocolError, SpaceError, StreamCut
 from space.model.events import Event, EventKind
 from space.model.sandbox import SandboxInfo
 from space.model.tenants import AuditRecord, Quota, QuotaInfo, WebhookCreated, WebhookInfo
@@ -283,11 +283,16 @@ class Client:
             response.close()
 
     def _send(self, request: httpx.Request) -> httpx.Response:
-        if self._direct is None or self._http.is_closed:  # which the client says in words of its own
+        self._check_open()
+        if self._direct is None:
             return self._http.send(request, stream=True)
         response = self._direct.handle_request(request)
         response.request = request
         return response
+
+    def _check_open(self) -> None:
+        if self._http.is_closed:
+            raise Conflict("the client is closed", hint="use it, and what was made with it, inside its block or before close()")
 
     def pieces(self, response: httpx.Response, seconds: float) -> Generator[bytes, None, None]:
         """The body of `response` as it arrives. StreamCut when it breaks off or stands still for `seconds`."""
@@ -310,6 +315,7 @@ class Client:
 
     def socket(self, path: str, *, params: Mapping[str, str] | None = None, subprotocol: str | None = None) -> WebSocket:
         """A WebSocket connection. The server's errors before the upgrade are raised as their classes."""
+        self._check_open()
         if self.endpoint.is_tls and self._tls is None:
             self._tls = httpx.create_ssl_context()  # the authorities that requests trust
         return WebSocket.open(self.endpoint, path, params or {}, dial=self._dial, tls=self._tls, subprotocol=subprotocol)

@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing
 from types import TracebackType
 from typing import Any, Self
 
-from space.model.errors import ConnectionFailed, InvalidArgument, NotFound, ProtocolError, RateLimited, StreamCut, Unavailable
+from space.model.errors import Conflict, ConnectionFailed, InvalidArgument, NotFound, ProtocolError, RateLimited, StreamCut, Unavailable
 from space.model.files import FileChange, FileInfo
 from space.sdk.answers import file_change, file_info, problem_document
 from space.sdk.content import Overflow, Reading
@@ -235,7 +235,8 @@ class Watch:
     def close(self) -> None:
         """Stop watching. Idempotent."""
         if self._lines is not None:
-            self._lines.close()
+            lines, self._lines = self._lines, None
+            lines.close()
         self._stack.close()
 
     def __iter__(self) -> Self:
@@ -258,7 +259,7 @@ class Watch:
 
     def _line(self) -> dict[str, Any]:
         if self._lines is None:
-            raise InvalidArgument("the watch is not open", hint="use it with `with`")
+            raise Conflict("the watch is not open", hint="use it with `with`")
         for line in self._lines:
             if line.get("kind") == "error":
                 document = line.get("problem", line)
