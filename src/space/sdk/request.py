@@ -40,7 +40,7 @@ def argv_of(command: Command) -> list[str]:
     """The arguments that run. A string goes to `/bin/sh -c`: not a login shell, whose profile would replace PATH and cost time."""
     if isinstance(command, str):
         return ["/bin/sh", "-c", command]
-    argv = list(command)
+    argv = list(command) if isinstance(command, Sequence) and not isinstance(command, (bytes, bytearray)) else []
     if not argv or not all(isinstance(item, str) for item in argv):
         raise InvalidArgument("a command is a string for the shell, or a list of at least one string")
     return argv
@@ -83,6 +83,8 @@ def process_document(
     **more: Any,
 ) -> bytes:
     """The JSON object that describes a process; what is None of `more` is left out."""
+    if timeout is not None and (not isinstance(timeout, (int, float)) or isinstance(timeout, bool)):
+        raise InvalidArgument(f"a timeout is a number of seconds above 0, not {timeout!r}", hint="None means no limit")
     if timeout is not None and not 0 < timeout < math.inf:
         raise InvalidArgument(f"a timeout is a number of seconds above 0, not {timeout}", hint="None means no limit")
     document: dict[str, Any] = {"argv": argv_of(command)}
@@ -114,6 +116,13 @@ def segment(value: str) -> str:
     return value
 
 
+def local_source(local_path: str | Path) -> Path:
+    """What an upload reads. InvalidArgument for an empty path, which would be the current directory."""
+    if not str(local_path):
+        raise InvalidArgument("the path is empty", hint=". is the current directory")
+    return Path(local_path)
+
+
 def upload_place(guest_path: str, source_name: str, *, is_directory: bool) -> tuple[str, str]:
     """(directory to unpack in, entry's name) for an upload to `guest_path`; a trailing slash means *into that directory*."""
     if not guest_path:
@@ -131,7 +140,7 @@ def upload_place(guest_path: str, source_name: str, *, is_directory: bool) -> tu
 
 def download_target(local_path: str | Path, guest_path: str) -> Path:
     """Where a download goes: into a directory that is there, else to that very name."""
-    local = Path(local_path)
+    local = local_source(local_path)
     if str(local_path).endswith("/") or local.is_dir():
         name = posixpath.basename(posixpath.normpath(guest_path))
         return local / (name if name not in ("", ".", "..", "/") else "root")
@@ -147,7 +156,16 @@ def tree_query(guest_path: str, user: str | None) -> dict[str, str]:
 
 def idle_rule(policy: IdlePolicy) -> dict[str, Any]:
     """A rule for what is idle as the API takes it."""
+    if not isinstance(policy, IdlePolicy):
+        raise InvalidArgument(f"idle is an IdlePolicy, not {policy!r}", hint="such as IdlePolicy(600, 'pause')")
     return {"seconds": policy.seconds, "action": policy.action}
+
+
+def checked_port(port: int) -> int:
+    """A port of a sandbox. InvalidArgument."""
+    if not isinstance(port, int) or isinstance(port, bool) or not 1 <= port <= 65535:
+        raise InvalidArgument(f"{port!r} is no port", hint="1 to 65535")
+    return port
 
 
 def checked_size(rows: int, cols: int) -> dict[str, int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -83,3 +85,38 @@ def test_a_watch_and_a_terminal_used_after_their_block_say_so(server: MockServer
     for call in (lambda: terminal.send("x"), terminal.send_eof, lambda: terminal.resize(1, 1), terminal.signal, terminal.wait):
         with pytest.raises(Conflict, match="the terminal is closed"):
             call()
+
+
+def test_an_empty_local_path_is_refused_and_is_not_the_current_directory(server: MockServer, sandbox: Sandbox) -> None:
+    asked = len(server.requests)
+    for call in (lambda: sandbox.upload("", "/srv/x"), lambda: sandbox.download("/etc", "")):
+        with pytest.raises(InvalidArgument, match="the path is empty"):
+            call()
+    assert len(server.requests) == asked
+
+
+def test_a_file_that_would_take_a_directorys_name_is_told_the_remedy(sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"1")
+    with pytest.raises(Conflict, match=r"^'/tmp' is a directory \(end it with / to copy into it\)$"):
+        sandbox.upload(tmp_path / "f", "/tmp")
+    with pytest.raises(InvalidArgument, match="ends in /"):
+        sandbox.files.write("/tmp/", b"1")
+
+
+def test_arguments_of_another_type_are_refused_before_anything_is_sent(server: MockServer, sandbox: Sandbox) -> None:
+    odd: Any = sandbox
+    asked = len(server.requests)
+    calls = (
+        lambda: Sandbox.create(client=server.client(), idle=5),  # type: ignore[arg-type]
+        lambda: odd.run("true", timeout="5"),
+        lambda: odd.run("true", timeout=True),
+        lambda: odd.run(None),
+        lambda: odd.run(b"true"),
+        lambda: odd.connect_port("x"),
+        lambda: odd.forward(0, "x"),
+        lambda: odd.files.write("/srv/f", b"", mode="644"),
+    )
+    for call in calls:
+        with pytest.raises(InvalidArgument):
+            call()
+    assert len(server.requests) == asked

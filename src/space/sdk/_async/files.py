@@ -96,8 +96,12 @@ class AsyncFiles:
         they differ. mode: permission bits (an existing file keeps its own unless given). parents: make missing directories. exclusive:
         Conflict when it exists. Bytes and text are sent again after a lost connection, unless `append` or `exclusive`.
         """
+        if str(path).endswith("/"):
+            raise InvalidArgument(f"{path!r} ends in /, as no file's name does", hint="name the file")
         params = _at(path, user) | _flags(append=append, parents=parents, exclusive=exclusive)
         if mode is not None:
+            if not isinstance(mode, int):
+                raise InvalidArgument(f"a mode is a number, not {mode!r}", hint="such as 0o644")
             params["mode"] = f"0{mode:o}"
         again = isinstance(data, (bytes, bytearray, memoryview, str)) and not append and not exclusive
         tally = Tally()
@@ -128,6 +132,13 @@ class AsyncFiles:
     async def stat(self, path: str, *, follow: bool = True, user: str | None = None) -> FileInfo:
         """What a path is. follow: of a link, what it leads to."""
         return file_info(await self._client.call("GET", f"{self._path}/stat", params=_at(path, user) | {"follow": "1" if follow else "0"}))
+
+    async def is_directory(self, path: str, *, user: str | None = None) -> bool:
+        """Whether a path is a directory, or a link to one."""
+        try:
+            return (await self.stat(path, user=user)).kind == "directory"
+        except NotFound:
+            return False
 
     async def exists(self, path: str, *, user: str | None = None) -> bool:
         """Whether there is something at this path (a link that leads nowhere is not). NotFound when there is no such sandbox."""

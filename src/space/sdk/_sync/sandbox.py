@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 import httpx
 
-from space.model.errors import Gone, InvalidArgument, NotFound, SpaceError, StreamCut
+from space.model.errors import Conflict, Gone, InvalidArgument, NotFound, SpaceError, StreamCut
 from space.model.ids import new_process_id
 from space.model.process import ProcessInfo, ProcessState, PtySize
 from space.model.sandbox import DEFAULT_CPUS, DEFAULT_DISK_MIB, DEFAULT_MEMORY_MIB, DEFAULT_TEMPLATE, IdlePolicy, SandboxInfo
@@ -30,9 +30,11 @@ from space.sdk.request import (
     Keep,
     Sink,
     Stdin,
+    checked_port,
     checked_size,
     download_target,
     idle_rule,
+    local_source,
     process_document,
     process_request,
     segment,
@@ -372,8 +374,7 @@ class Sandbox:
     # -- ports ---------------------------------------------------------------------------------------------------------
     def connect_port(self, port: int) -> Connection:
         """A connection to what listens on this port of the sandbox's 127.0.0.1 or ::1. NotFound when nothing does."""
-        if not 1 <= port <= 65535:
-            raise InvalidArgument(f"{port} is no port", hint="1 to 65535")
+        checked_port(port)
         return Connection(self._client.socket(f"{self._path}/ports/{port}"))
 
     def forward(self, local: int, remote: int, *, host: str = "127.0.0.1") -> Forward:
@@ -382,8 +383,7 @@ class Sandbox:
         with sandbox.forward(0, 8000) as forward:
             host, port = forward.address
         """
-        if not 1 <= remote <= 65535:
-            raise InvalidArgument(f"{remote} is no port", hint="1 to 65535")
+        checked_port(remote)
         return Forward(lambda: self.connect_port(remote), host, local)
 
     # -- trees ---------------------------------------------------------------------------------------------------------
@@ -404,7 +404,7 @@ class Sandbox:
         as it comes, and what had come before a failure stays.
         on_progress: called with the bytes that were sent so far, from any thread.
         """
-        source = Path(local_path)
+        source = local_source(local_path)
         if not offload(source.exists):
             raise InvalidArgument(f"there is no {source}")
         is_directory = offload(source.is_dir)
@@ -422,8 +422,11 @@ class Sandbox:
             summary = self.put_tar(tree, place, user=user, on_progress=on_progress)
             if summary.entries:
                 self.files.move(posixpath.join(place, beside), posixpath.join(place, name), replace=True, user=user)
-        except BaseException:
+        except BaseException as error:
             self._unmake(posixpath.join(place, beside), user)
+            refused = isinstance(error, (Conflict, InvalidArgument)) and not guest_path.endswith("/")
+            if refused and self.files.is_directory(guest_path, user=user):
+                raise Conflict(f"{guest_path!r} is a directory", hint="end it with / to copy into it") from error
             raise
         return summary
 

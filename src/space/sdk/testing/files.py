@@ -135,6 +135,8 @@ class MockFiles:
         to = absolute(wanted["to"])
         if self.kind(path) is None:
             raise NotFound(f"there is no {path} in the sandbox")
+        if self.kind(to) == "directory" and self.kind(path) != "directory":
+            raise Conflict(f"{to} is a directory")
         if self.kind(to) is not None:
             if not wanted.get("replace"):
                 raise Conflict(f"{to} is there already")
