@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,7 @@ from space.model.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from space.model.errors import SpaceError
+    from space.sdk import Forward
 
 
 def add_to(app: typer.Typer) -> None:
@@ -67,4 +69,16 @@ def forward(
             else:
                 emit(f"{f'[{address}]' if ':' in address else address}:{port} -> {found.id}:{remote}")
         note("Ctrl-C ends it")
-        threading.Event().wait()
+        ended: queue.SimpleQueue[SpaceError] = queue.SimpleQueue()
+        for each, _ in made:
+            threading.Thread(target=_follow, args=(each, ended), daemon=True).start()
+        raise ended.get()
+
+
+def _follow(forward: Forward, ended: queue.SimpleQueue[SpaceError]) -> None:
+    from space.model.errors import SpaceError
+
+    try:
+        forward.serve_forever()
+    except SpaceError as fault:
+        ended.put(fault)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import httpx
 import pytest
 
 from space import AsyncSandbox, Sandbox
-from space.model.errors import Conflict, InvalidArgument, StreamCut, Unavailable
+from space.model.errors import Conflict, InvalidArgument, NotFound, StreamCut, Unavailable
 from space.sdk.testing import MockServer
 
 
@@ -120,3 +121,29 @@ def test_arguments_of_another_type_are_refused_before_anything_is_sent(server: M
         with pytest.raises(InvalidArgument):
             call()
     assert len(server.requests) == asked
+
+
+@pytest.mark.parametrize("form", ["async", "sync"])
+def test_a_forward_ends_when_a_connection_finds_that_the_sandbox_is_gone(server: MockServer, form: str) -> None:
+    sandbox = Sandbox.create(client=server.client())
+    if form == "sync":
+        with sandbox.forward(0, 8000) as forward, socket.create_connection(forward.address, 5) as idle:
+            sandbox.delete()
+            with pytest.raises(NotFound, match=sandbox.id), socket.create_connection(forward.address, 5):
+                forward.serve_forever()
+            assert isinstance(forward.failures[-1], NotFound)
+            del idle
+        return
+
+    async def talk() -> None:
+        async with server.async_client() as client:
+            other = await AsyncSandbox.connect(sandbox.id, client=client)
+            async with other.forward(0, 8000) as forward:
+                sandbox.delete()
+                _, writer = await asyncio.open_connection(*forward.address)
+                with pytest.raises(NotFound, match=sandbox.id):
+                    await asyncio.wait_for(forward.serve_forever(), 5)
+                writer.close()
+                assert isinstance(forward.failures[-1], NotFound)
+
+    asyncio.run(talk())

@@ -15,7 +15,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from space.model.errors import Conflict, InvalidArgument, SpaceError
+from space.model.errors import Conflict, Gone, InvalidArgument, NotFound, SpaceError
 from space.sdk.sockets import PIECE, RESET_ON_CLOSE, address_fault
 
 from .ports import AsyncConnection
@@ -26,14 +26,19 @@ BACKLOG = 128
 class AsyncForward:
     """A local listener. A context manager; `address` is where it listens. Leaving it closes every connection."""
 
-    def __init__(self, connect: Callable[[], Awaitable[AsyncConnection]], host: str, port: int) -> None:
+    def __init__(
+        self, connect: Callable[[], Awaitable[AsyncConnection]], host: str, port: int, *, alive: Callable[[], Awaitable[object]]
+    ) -> None:
         if not 0 <= port <= 65535:
             raise InvalidArgument(f"{port} is no port", hint="1 to 65535, or 0 for a free one")
         self._connect = connect
+        self._alive = alive
+        self.ended: SpaceError | None = None
         self._wanted = (host, port)
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.failures: list[SpaceError] = []
+        self._over = asyncio.Event()
 
     @property
     def address(self) -> tuple[str, int]:
@@ -55,8 +60,10 @@ class AsyncForward:
         await self.aclose()
 
     async def serve_forever(self) -> None:
-        """Until it is cancelled."""
-        await asyncio.Event().wait()
+        """Until it is cancelled. Gone, NotFound: a connection found that the sandbox is there no more, and nothing listens now."""
+        await self._over.wait()
+        if self.ended is not None:
+            raise self.ended
 
     async def aclose(self) -> None:
         """Listen no more, and close every connection. Idempotent."""
@@ -77,7 +84,7 @@ class AsyncForward:
                 group.create_task(_outward(reader, connection), name="forward to the guest")
                 group.create_task(_inward(connection, writer), name="forward from the guest")
         except* SpaceError as faults:
-            self._failed(faults.exceptions[0])
+            self._failed(await self._looked(faults.exceptions[0]))
             _reset(writer)
         except* OSError:
             _reset(writer)
@@ -85,6 +92,21 @@ class AsyncForward:
             writer.close()
             with suppress(OSError):
                 await writer.wait_closed()
+
+    async def _looked(self, fault: BaseException) -> BaseException:
+        """What a failure means: nothing listens on the port, or there is no sandbox any more, which ends it all."""
+        if isinstance(fault, NotFound):
+            with suppress(SpaceError):
+                try:
+                    await self._alive()
+                except (Gone, NotFound) as gone:
+                    fault = self.ended = gone
+        elif isinstance(fault, Gone):
+            self.ended = fault
+        if self.ended is not None and self._server is not None:
+            self._server.close()
+            self._over.set()
+        return fault
 
     def _failed(self, fault: BaseException) -> None:
         if isinstance(fault, SpaceError):

@@ -382,7 +382,7 @@ class AsyncSandbox:
             host, port = forward.address
         """
         checked_port(remote)
-        return AsyncForward(lambda: self.connect_port(remote), host, local)
+        return AsyncForward(lambda: self.connect_port(remote), host, local, alive=self.info)
 
     # -- trees ---------------------------------------------------------------------------------------------------------
     async def upload(

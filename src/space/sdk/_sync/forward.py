@@ -15,7 +15,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from space.model.errors import Conflict, InvalidArgument, SpaceError
+from space.model.errors import Conflict, Gone, InvalidArgument, NotFound, SpaceError
 from space.sdk.sockets import PIECE, RESET_ON_CLOSE, address_fault
 
 from .ports import Connection
@@ -26,10 +26,12 @@ BACKLOG = 128
 class Forward:
     """A local listener. A context manager; `address` is where it listens. Leaving it closes every connection."""
 
-    def __init__(self, connect: Callable[[], Connection], host: str, port: int) -> None:
+    def __init__(self, connect: Callable[[], Connection], host: str, port: int, *, alive: Callable[[], object]) -> None:
         if not 0 <= port <= 65535:
             raise InvalidArgument(f"{port} is no port", hint="1 to 65535, or 0 for a free one")
         self._connect = connect
+        self._alive = alive
+        self.ended: SpaceError | None = None
         self._wanted = (host, port)
         self._listener: socket.socket | None = None
         self._threads: set[threading.Thread] = set()
@@ -61,8 +63,10 @@ class Forward:
         self.close()
 
     def serve_forever(self) -> None:
-        """Until it is closed by another thread, or interrupted."""
+        """Until it is closed by another thread, or interrupted. Gone, NotFound: a connection found that the sandbox is there no more."""
         self._closing.wait()
+        if self.ended is not None:
+            raise self.ended
 
     def close(self) -> None:
         """Listen no more, and close every connection. Idempotent."""
@@ -131,10 +135,26 @@ class Forward:
             self._failed(local, fault)
             connection.close()
 
+    def _looked(self, fault: SpaceError) -> SpaceError:
+        """What a failure means: nothing listens on the port, or there is no sandbox any more, which ends it all."""
+        if isinstance(fault, NotFound):
+            with suppress(SpaceError):
+                try:
+                    self._alive()
+                except (Gone, NotFound) as gone:
+                    fault = self.ended = gone
+        elif isinstance(fault, Gone):
+            self.ended = fault
+        return fault
+
     def _failed(self, local: socket.socket, fault: Exception) -> None:
         if isinstance(fault, SpaceError) and not self._closing.is_set():
             del self.failures[:-15]
-            self.failures.append(fault)
+            self.failures.append(self._looked(fault))
+            if self.ended is not None and self._listener is not None:
+                with suppress(OSError):
+                    self._listener.shutdown(socket.SHUT_RDWR)
+                self._closing.set()
         with suppress(OSError):
             local.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
 

@@ -384,7 +384,7 @@ class Sandbox:
             host, port = forward.address
         """
         checked_port(remote)
-        return Forward(lambda: self.connect_port(remote), host, local)
+        return Forward(lambda: self.connect_port(remote), host, local, alive=self.info)
 
     # -- trees ---------------------------------------------------------------------------------------------------------
     def upload(
