@@ -147,3 +147,10 @@ def test_a_forward_ends_when_a_connection_finds_that_the_sandbox_is_gone(server:
                 assert isinstance(forward.failures[-1], NotFound)
 
     asyncio.run(talk())
+
+
+def test_a_coroutine_function_is_no_callback_of_the_synchronous_form(sandbox: Sandbox) -> None:
+    async def callback(_: str) -> None: ...
+
+    with pytest.raises(InvalidArgument, match="coroutine function"):
+        sandbox.run(["echo", "x"], on_stdout=callback)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, ParamSpec, TypeVar
 
+from space.model.errors import InvalidArgument
 from space.sdk.request import as_bytes, reader, slices
 
 PIECE = 256 << 10
@@ -26,8 +28,11 @@ def offload(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def invoke(callback: Callable[[T], object], value: T) -> None:
-    """Call a user's callback."""
-    callback(value)
+    """Call a user's callback. InvalidArgument for a coroutine function, which nothing would await."""
+    result = callback(value)
+    if inspect.iscoroutine(result):
+        result.close()
+        raise InvalidArgument("a callback is a coroutine function, which only AsyncSandbox awaits", hint="give a plain function")
 
 
 def pieces_of(data: Content) -> Iterator[bytes]:
