@@ -299,6 +299,21 @@ def test_forward_prints_what_listens_and_serves_until_ctrl_c(server: MockServer,
     assert err.count("space: ") == 1  # the connection that found nothing
 
 
+def test_forward_ends_when_a_connection_finds_that_the_sandbox_is_gone(server: MockServer, sandbox: Sandbox) -> None:
+    command = [*SPACE, "forward", sandbox.id, "-:8000", "--json"]
+    forwarding = subprocess.Popen(command, env=environment(server), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert forwarding.stdout is not None
+    told = json.loads(forwarding.stdout.readline())
+    server.sandboxes.pop(sandbox.id)
+    try:
+        socket.create_connection((told["host"], told["port"])).close()
+        _, err = forwarding.communicate(timeout=30)
+    finally:
+        forwarding.kill()
+    assert forwarding.returncode == 125
+    assert f"there is no sandbox {sandbox.id}" in err
+
+
 @pytest.mark.parametrize("wrong", ["80:", "a:b", "1:2:3", "70000", ":0", "-", ""])
 def test_ports_that_are_none_are_wrong_before_anything_listens(server: MockServer, sandbox: Sandbox, wrong: str) -> None:
     done = subprocess.run([*SPACE, "forward", sandbox.id, "8000", "--", wrong], env=environment(server), capture_output=True, check=False)
