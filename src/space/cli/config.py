@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from space.cli.clientfile import NAMES, chosen, load, need_file, place, store
-from space.cli.context import examples, need_instance, note, of, print_json, print_table, shown, tell
+from space.cli.context import Misuse, examples, need_instance, note, of, print_json, print_table, shown, tell
 from space.cli.lazy import loaded
 from space.model.errors import InvalidArgument, SpaceError
 
@@ -90,9 +90,7 @@ def _stored(context: typer.Context, path: Path, held: dict[str, str]) -> None:
 
 def _known(name: str) -> str:
     if name not in NAMES:
-        raise InvalidArgument(
-            f"there is no setting {name!r}", hint=f"there are {' and '.join(NAMES)}; the server's are `space config server`"
-        )
+        raise Misuse(f"there is no setting {name!r}", hint=f"there are {' and '.join(NAMES)}; the server's are `space config server`")
     return name
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from space.cli.clientfile import chosen
+from space.cli.streams import lost
 from space.model.errors import InvalidArgument, SpaceError
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 OWN_FAILURE = 125
 
 
-class OutputClosed(Exception):
-    """Whoever read our output has left. (The option parser would make an exit status of 1 of a BrokenPipeError.)"""
+class Misuse(InvalidArgument):
+    """Wrong usage that needs no server to be seen: the exit status is 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,13 @@ class Context:
     def client(self) -> Client:
         """A client of the server that the options, the environment or this machine name."""
         from space.sdk import Client
+        from space.sdk.endpoint import checked_url
 
+        if self.url:
+            try:
+                checked_url(self.url)
+            except InvalidArgument as fault:
+                raise Misuse(fault.message, hint=fault.hint) from None
         found = chosen(self.url, self.key_file, self.instance, os.environ)
         return Client(api_url=found.url, instance=self.instance, key_file=Path(found.key_file) if found.key_file else None)
 
@@ -102,8 +109,8 @@ def emit(line: str) -> None:
     """One line to stdout, at once: who follows a stream through a pipe waits for it."""
     try:
         print(line, flush=True)
-    except BrokenPipeError:
-        raise OutputClosed from None
+    except OSError as error:
+        raise lost(error) from None
 
 
 def print_json(answer: Any) -> None:
@@ -196,13 +203,16 @@ def pairs(texts: Sequence[str], option: str) -> dict[str, str]:
     for text in texts:
         name, separator, value = text.partition("=")
         if not separator or not name:
-            raise InvalidArgument(f"{option} takes KEY=VALUE, not {text!r}")
+            raise Misuse(f"{option} takes KEY=VALUE, not {text!r}")
         found[name] = value
     return found
 
 
-def writer(descriptor: int) -> Callable[[bytes], None]:
-    """Writes pieces as they come, past the interpreter's buffers: output must not wait for a newline."""
+def writer(descriptor: int, *, must: bool = True) -> Callable[[bytes], None]:
+    """Writes pieces as they come, past the interpreter's buffers: output must not wait for a newline.
+
+    must: without it, what cannot be written for another reason than that its reader left is dropped, as standard error's.
+    """
 
     def write(data: bytes) -> None:
         view = memoryview(data)
@@ -212,8 +222,10 @@ def writer(descriptor: int) -> Callable[[bytes], None]:
             except BlockingIOError:
                 # Whoever shares our terminal or pipe may have made it non-blocking.
                 select.select([], [descriptor], [])
-            except BrokenPipeError:
-                raise OutputClosed from None
+            except OSError as error:
+                if not must and not isinstance(error, BrokenPipeError):
+                    return
+                raise lost(error) from None
 
     return write
 

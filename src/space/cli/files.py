@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from space.cli.completion import SandboxArgument
-from space.cli.context import OWN_FAILURE, examples, note, of, print_facts, print_json, print_table, report, shown, when, writer
-from space.model.errors import InvalidArgument, SpaceError
+from space.cli.context import OWN_FAILURE, Misuse, examples, note, of, print_facts, print_json, print_table, report, shown, when, writer
+from space.model.errors import SpaceError
 
 if TYPE_CHECKING:
     from space.model.files import FileInfo
@@ -78,7 +78,7 @@ def mode_bits(text: str) -> int:
     """Permission bits in octal, as chmod takes them."""
     digits = text.removeprefix("0o")
     if not digits or set(digits) - set("01234567") or int(digits, 8) > 0o7777:
-        raise InvalidArgument(f"{text!r} are no permission bits", hint="in octal, such as 755 or 0600")
+        raise Misuse(f"{text!r} are no permission bits", hint="in octal, such as 755 or 0600")
     return int(digits, 8)
 
 
@@ -266,7 +266,7 @@ def chown(
     """Set owner and group, as root."""
     name, _, group = owner.partition(":")
     if not name and not group:
-        raise InvalidArgument(f"{owner!r} names neither an owner nor a group", hint="such as user, user:user or :user")
+        raise Misuse(f"{owner!r} names neither an owner nor a group", hint="such as user, user:user or :user")
     return _each(
         context, sandbox, paths, lambda files, path: files.chown(path, owner=name or None, group=group or None, recursive=recursive)
     )

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from space.cli.completion import SandboxArgument
-from space.cli.context import emit, examples, note, of, print_json, tell
-from space.model.errors import InvalidArgument
+from space.cli.context import Misuse, emit, examples, note, of, print_json, tell
 
 if TYPE_CHECKING:
     from space.model.errors import SpaceError
@@ -30,7 +29,7 @@ def ports(text: str) -> tuple[int, int]:
     local, colon, remote = text.rpartition(":")
     numbers = [remote, "0" if colon and local in ("", "-") else local if colon else remote]
     if not all(number.isascii() and number.isdigit() and int(number) <= 65535 for number in numbers) or int(remote) == 0:
-        raise InvalidArgument(f"{text!r} are no ports", hint="such as 8080:80, 8080, or -:80 for a free one of this machine")
+        raise Misuse(f"{text!r} are no ports", hint="such as 8080:80, 8080, or -:80 for a free one of this machine")
     return int(numbers[1]), int(remote)
 
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from space.cli.completion import SandboxArgument, processes
-from space.cli.context import examples, note, of, pairs, print_facts, print_json, print_table, size, span, when
+from space.cli.context import Misuse, examples, note, of, pairs, print_facts, print_json, print_table, size, span, when
 from space.cli.processes import found_process, how
-from space.model.errors import InvalidArgument
 from space.model.sandbox import IdlePolicy, Phase
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def idle_policy(text: str) -> IdlePolicy:
     """`SECONDS`, `SECONDS:pause` or `SECONDS:delete`."""
     seconds, _, action = text.partition(":")
     if not seconds.isascii() or not seconds.isdigit() or action not in ("", "pause", "delete"):
-        raise InvalidArgument(f"--idle takes SECONDS, SECONDS:pause or SECONDS:delete, not {text!r}")
+        raise Misuse(f"--idle takes SECONDS, SECONDS:pause or SECONDS:delete, not {text!r}")
     return IdlePolicy(int(seconds), "delete" if action == "delete" else "pause")
 
 
@@ -130,6 +129,8 @@ def update(
         raise typer.BadParameter("--idle and --no-idle contradict each other")
     words: dict[str, str | None] = {**pairs(metadata or [], "--metadata"), **dict.fromkeys(unset or [])}
     more: dict[str, Any] = {"idle": None} if no_idle else {"idle": idle_policy(idle)} if idle else {}
+    if not words and not more and ttl is None and on_timeout is None:
+        raise typer.BadParameter("there is nothing to change: give at least one of --ttl, --metadata, --unset, --idle, --on-timeout")
     with of(context).client() as client:
         info = Sandbox.connect(sandbox, client=client).update(
             ttl_seconds=ttl,

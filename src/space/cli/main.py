@@ -6,22 +6,22 @@ Nothing that takes long to import is imported here: an HTTP client, tables and t
 from __future__ import annotations
 
 import importlib
-import io
 import os
 import signal
 import sys
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 
 from space import __version__
 from space.cli.arguments import arranged, command_of
-from space.cli.context import OWN_FAILURE, Context, OutputClosed, report
-from space.model.errors import SpaceError
+from space.cli.context import OWN_FAILURE, Context, Misuse, report
+from space.cli.streams import OutputClosed, OutputFailed, secure, silence
+from space.model.errors import InvalidArgument, SpaceError, Unavailable
 from space.model.ids import instance_name
 
+USAGE = 2
 COMPLETE_VARIABLE = "_SPACE_COMPLETE"
 
 app = typer.Typer(
@@ -128,13 +128,28 @@ def _register(arguments: Sequence[str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
+    secure()
     given = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in (given[: given.index("--")] if "--" in given else given)
+    try:
+        try:
+            return _main(given)
+        finally:
+            sys.stdout.flush()
+    except OutputClosed:
+        silence()
+        return 128 + signal.SIGPIPE
+    except OutputFailed as failure:
+        silence()
+        report(Unavailable(str(failure)), as_json=as_json)
+        return OWN_FAILURE
+
+
+def _main(given: list[str]) -> int:
     if given in (["version"], ["--version"]):
         # Asked by scripts that time us: the parser would take ten times as long.
         print(__version__)
         return 0
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal of another encoding shows what it can
     # httpx brings a command of its own along, which imports 100 ms of what nobody needs here; it can do without.
     sys.modules["httpx._main"] = None  # type: ignore[assignment]
     if COMPLETE_VARIABLE in os.environ:
@@ -144,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = typer.main.get_command(app)
     given = arranged(given, lambda command: _values_of(parser, command))
     as_json = "--json" in given[: given.index("--")] if "--" in given else "--json" in given
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         # The default would end us at once, and leave a sandbox to its time-to-live. What nohup ignores stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)
@@ -156,17 +171,13 @@ def _call(parser: Any, given: Sequence[str], *, as_json: bool) -> int:
         status = parser.main(given, prog_name="space", standalone_mode=False)
     except SpaceError as fault:
         report(fault, as_json=as_json)
-        return OWN_FAILURE
+        return USAGE if isinstance(fault, Misuse) else OWN_FAILURE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except OutputClosed:
-        with suppress(OSError, ValueError):  # what is left in the buffer has no reader, and would be complained of at the end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
     except typer.Exit as end:
         return end.exit_code
     except Exception as error:  # noqa: BLE001  # the parser's classes have no public name; what is none of them is raised again
-        return _usage(error)
+        return _usage(error, as_json=as_json)
     return status if isinstance(status, int) else 0
 
 
@@ -177,14 +188,17 @@ def _values_of(parser: Any, command: str) -> Collection[str]:
     return {name for each in taking for name in each.opts}
 
 
-def _usage(error: Exception) -> int:
+def _usage(error: Exception, *, as_json: bool) -> int:
     """Complaints of the option parser, which typer brings along or takes from click, by their shape."""
     if type(error).__name__ == "Abort":
         return 128 + signal.SIGINT
     show, status = getattr(error, "show", None), getattr(error, "exit_code", None)
     if not callable(show) or not isinstance(status, int):
         raise error
-    show(file=sys.stderr)
+    if as_json and callable(said := getattr(error, "format_message", None)) and said():
+        report(InvalidArgument(said()), as_json=True)
+    else:
+        show(file=sys.stderr)
     return status
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +15,7 @@ import typer
 from space.cli.completion import ProcessArgument, SandboxArgument, processes
 from space.cli.context import (
     OWN_FAILURE,
+    Misuse,
     emit,
     examples,
     note,
@@ -29,8 +30,9 @@ from space.cli.context import (
     writer,
 )
 from space.cli.run import Command, Cwd, Env, Timeout, User, argv_of, not_started, status_of
+from space.cli.streams import OutputClosed, OutputFailed
 from space.cli.tty import terminal_size
-from space.model.errors import InvalidArgument, NotFound, PermissionDenied, SpaceError
+from space.model.errors import Conflict, InvalidArgument, NotFound, PermissionDenied, SpaceError
 
 if TYPE_CHECKING:
     from space.model.process import ProcessInfo
@@ -107,11 +109,21 @@ def start(
             )
         except (NotFound, PermissionDenied) as fault:
             return not_started(fault, as_json=of(context).json)
-        if of(context).json:
-            print_json(process.info())
-        else:
-            emit(process.id)
+        try:
+            print_json(process.info()) if of(context).json else emit(process.id)
+        except (OutputClosed, OutputFailed):
+            _take_back(process)
+            raise
     return 0
+
+
+def _take_back(process: Process) -> None:
+    """End a process whose id nobody got; where that fails, its id goes to stderr."""
+    try:
+        with suppress(Conflict):  # it has ended
+            process.kill()
+    except SpaceError as fault:
+        tell(f"{process.id} was started, and could not be ended: {fault.message}")
 
 
 def ps(
@@ -151,6 +163,8 @@ def how(info: ProcessInfo) -> str:
 
 def found_process(sandbox: Sandbox, name: str) -> Process:
     """A process by its id, or by how the id of one of them begins. NotFound, InvalidArgument when several begin so."""
+    if name in ("", "pr-"):
+        raise Misuse("the process has no name: give its id, or how that begins")
     if len(name) >= len("pr-") + 16:
         return sandbox.process(name)
     text = name if name.startswith("pr-") else f"pr-{name}"

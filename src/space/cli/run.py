@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import os
 import select
 import stat
@@ -27,7 +28,17 @@ if TYPE_CHECKING:
 TIMED_OUT, NOT_EXECUTABLE, NO_SUCH_PROGRAM = 124, 126, 127
 Command = Annotated[list[str] | None, typer.Argument(metavar="-- CMD [ARG]...", help="The command and its arguments.")]
 Env = Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="An environment variable; repeatable.")]
-Timeout = Annotated[float | None, typer.Option(metavar="SECONDS", help="Kill the command, and exit with 124, after so long.")]
+
+
+def _positive(value: float | None) -> float | None:
+    if value is not None and not (value > 0 and math.isfinite(value)):
+        raise typer.BadParameter("more than 0 seconds")
+    return value
+
+
+Timeout = Annotated[
+    float | None, typer.Option(metavar="SECONDS", callback=_positive, help="Kill the command, and exit with 124, after so long.")
+]
 Cwd = Annotated[str | None, typer.Option("--cwd", "-w", metavar="DIR", help="Working directory (the user's home).")]
 User = Annotated[str | None, typer.Option("--user", "-u", metavar="NAME", help="The guest's user to run as (`user`).")]
 Stdin = Annotated[
@@ -146,7 +157,7 @@ def _private_instance() -> Any:
 
 def _run_in(sandbox: Sandbox, wanted: Wanted, *, as_json: bool) -> int:
     live: dict[str, Any] = (
-        {} if as_json else {"on_stdout_bytes": writer(sys.stdout.fileno()), "on_stderr_bytes": writer(sys.stderr.fileno())}
+        {} if as_json else {"on_stdout_bytes": writer(sys.stdout.fileno()), "on_stderr_bytes": writer(sys.stderr.fileno(), must=False)}
     )
     try:
         result = sandbox.run(

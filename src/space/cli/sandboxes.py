@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from space.cli.completion import sandboxes as completed
-from space.cli.context import OWN_FAILURE, emit, examples, note, of, pairs, print_json, print_table, report, span
+from space.cli.context import OWN_FAILURE, emit, examples, note, of, pairs, print_json, print_table, report, span, tell
 from space.cli.inspect import OnTimeout, idle_policy
+from space.cli.streams import OutputClosed, OutputFailed
 from space.model.errors import SpaceError
 from space.model.sandbox import DEFAULT_CPUS, DEFAULT_DISK_MIB, DEFAULT_MEMORY_MIB, DEFAULT_TEMPLATE, Phase
 
 if TYPE_CHECKING:
     from space.model.sandbox import SandboxInfo
+    from space.sdk import Sandbox
 
 
 def add_to(app: typer.Typer) -> None:
@@ -58,12 +60,23 @@ def create(
             on_timeout=on_timeout.value,
             client=client,
         )
+        try:
+            print_json(sandbox.info()) if of(context).json else emit(sandbox.id)
+        except (OutputClosed, OutputFailed):
+            _take_back(sandbox)
+            raise
         if of(context).json:
-            print_json(sandbox.info())
             return
-        emit(sandbox.id)
         if not quiet:
             note(f"runs after {time.monotonic() - began:.1f} s; `space exec {sandbox.id} -- CMD`, `space delete {sandbox.id}`")
+
+
+def _take_back(sandbox: Sandbox) -> None:
+    """Delete a sandbox whose id nobody got; where that fails, its id goes to stderr."""
+    try:
+        sandbox.delete()
+    except SpaceError as fault:
+        tell(f"{sandbox.id} was made, and could not be deleted: {fault.message}")
 
 
 def list_all(

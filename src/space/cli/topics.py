@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from space.cli.context import emit, examples, of, print_json, print_table
+from space.cli.context import examples, of, print_json, print_table, tell
 
 EXIT_CODES = (
     ("0", "done"),
@@ -55,5 +55,5 @@ def show(
     if of(context).json:
         raise typer.BadParameter("of commands there is no JSON: it is for topics")
     if (status := main([*words, "--help"])) != 0:
-        emit(f"Topics: {', '.join(TOPICS)}")
+        tell(f"topics are {', '.join(TOPICS)}")
     return status

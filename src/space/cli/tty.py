@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from space.cli.context import tell, writer
-from space.model.errors import InvalidArgument, SpaceError
+from space.cli.context import Misuse, tell, writer
+from space.model.errors import SpaceError
 
 if TYPE_CHECKING:
     from space.model.sandbox import ExitStatus
@@ -93,7 +93,7 @@ def detach_keys(text: str) -> DetachKeys:
     for name in text.split(",") if text else []:
         letter = name.removeprefix("ctrl-")
         if len(letter) != 1 or not letter.isascii() or (letter != name and not "@" <= letter.upper() <= "_"):
-            raise InvalidArgument(f"there is no key {name!r}", hint="such as --detach-keys ctrl-p,ctrl-q or ctrl-],d")
+            raise Misuse(f"there is no key {name!r}", hint="such as --detach-keys ctrl-p,ctrl-q or ctrl-],d")
         keys += letter.encode() if letter == name else bytes([ord(letter.upper()) & 0x1F])
     return DetachKeys(bytes(keys))
 

@@ -72,8 +72,8 @@ def resolve(
             f"no server is known: instance '{name}' is not running here",
             hint="start it with `space serve`, or set SPACE_API_URL and SPACE_API_KEY",
         )
-    url = _checked_url(url)
-    is_local = local is not None and url == _checked_url(local)
+    url = checked_url(url)
+    is_local = local is not None and url == checked_url(local)
     key = api_key or _key_from(key_file) or (env.get("SPACE_API_KEY") if not (instance and is_local) else None)
     if not key and is_local:
         key = _admin_key(data_root / "instances" / name / "control" / "admin-key") or env.get("SPACE_API_KEY")
@@ -94,8 +94,13 @@ def _local_url(path: Path) -> str | None:
     return str(url)
 
 
-def _checked_url(url: str) -> str:
-    parts = urlsplit(url)
+def checked_url(url: str) -> str:
+    """The address without a slash at its end; InvalidArgument for one that cannot be right."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:  # brackets that do not close, a port that is none
+        raise InvalidArgument(f"not a server address: {url!r}: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query or parts.fragment:
         raise InvalidArgument(f"not a server address: {url!r}", hint="such as http://127.0.0.1:7070 or https://space.example.com")
     return url.rstrip("/")

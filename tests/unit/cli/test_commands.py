@@ -40,7 +40,7 @@ Space = Callable[..., Done]
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[MockServer]:
     server = MockServer()
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
     with server.listen() as url:
         monkeypatch.setenv("SPACE_API_URL", url)
         monkeypatch.setenv("SPACE_API_KEY", server.key)
@@ -183,7 +183,7 @@ def test_wrong_usage_is_2_and_reaches_no_server(server: MockServer, space: Space
 
 def test_a_bad_environment_option_is_told(space: Space) -> None:
     done = space("run", "-e", "A", "--", "true")
-    assert done.status == 125
+    assert done.status == 2
     assert "--env takes KEY=VALUE, not 'A'" in done.err
 
 
@@ -434,3 +434,44 @@ def test_places_of_cp() -> None:
 
 def test_spans() -> None:
     assert [span(n) for n in (-1, 0, 59, 60, 3599, 3600, 90_000)] == ["0s", "0s", "59s", "1m00s", "59m59s", "1h00m", "25h00m"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "list --instance ../x",
+        "list --url foo",
+        "list --url http://[::1",
+        "list --url http://a:b",
+        "create --metadata x",
+        "create -e X",
+        "create --idle banana",
+        "run --timeout 0 -- true",
+        "exec SB --timeout nan -- true",
+        "forward SB x",
+        "files chmod SB 999 f",
+        "attach SB pr-x --detach-keys nonsense",
+        "config set foo bar",
+        "update SB",
+        "list --nonsense",
+    ],
+)
+def test_wrong_usage_is_2_and_asks_the_server_nothing(space: Space, server: MockServer, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    monkeypatch.setattr("space.sdk.Client.call", lambda *_, **__: pytest.fail("the server was asked"))
+    words, program = line.partition(" -- ")[0].split(), line.partition(" -- ")[2].split()
+    words = ["sb-aaaaaaaaaaaaaaaaaaaa" if word == "SB" else word for word in words]
+    rest = ["--", *program] if program else []
+    plain, as_json = space(*words, *rest), space("--json", *words, *rest)
+    assert (plain.status, plain.out, as_json.status, as_json.out) == (2, "", 125 if words[0] == "attach" else 2, "")
+    assert "Traceback" not in plain.err
+    if words[0] != "attach":  # there is no JSON of a terminal, and it says that first
+        assert json.loads(as_json.err)["error"]["code"] == "invalid_argument"
+
+
+@pytest.mark.parametrize("name", ["", "pr-"])
+def test_an_empty_process_name_is_nobodys(space: Space, name: str) -> None:
+    sandbox = space("create", "-q").out.strip()
+    for command in (["kill"], ["logs"], ["wait"], ["show"]):
+        assert space(*command, sandbox, name).status in (2, 125)
+    done = space("wait", sandbox, name)
+    assert (done.status, "the process has no name" in done.err) == (2, True)

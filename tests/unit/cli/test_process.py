@@ -71,7 +71,7 @@ def test_a_tar_stream_goes_in_and_out_through_pipes(server: MockServer, tmp_path
     assert b"./a" in subprocess.run(["tar", "-t"], input=out, capture_output=True, check=True).stdout.split()
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGQUIT, 131)])
 def test_a_signal_ends_the_command_and_deletes_the_sandbox(server: MockServer, number: int, status: int) -> None:
     going = threading.Event()
     ended = threading.Event()
@@ -83,7 +83,7 @@ def test_a_signal_ends_the_command_and_deletes_the_sandbox(server: MockServer, n
 
     server.program("forever")(lambda _: Reply(pieces=forever()))
     # a job in the background of a shell without job control inherits an ignored SIGINT, and passes it on
-    command = ["env", "--default-signal=INT,TERM,HUP", *SPACE, "run", "--", "forever"]
+    command = ["env", "--default-signal=INT,TERM,HUP,QUIT", *SPACE, "run", "--", "forever"]
     process = subprocess.Popen(command, env=environment(server), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.read(1) == b"y"
