@@ -18,7 +18,6 @@ from space.cli.context import (
     Misuse,
     emit,
     examples,
-    note,
     of,
     pairs,
     print_json,
@@ -228,7 +227,7 @@ def logs(
                         _show(piece, as_json=of(context).json)
                     at[piece.stream] = piece.offset + _length(piece)
         except KeyboardInterrupt:
-            note(f"\n{_goes_on(at)}")
+            tell(_goes_on(at))
             raise
         except SpaceError as fault:
             fault.__notes__ = [_goes_on(at)]  # the SDK's own speaks of calls
@@ -254,7 +253,7 @@ def _show(piece: Output | Gap, *, as_json: bool) -> None:
     elif isinstance(piece, Gap):
         tell(f"{piece.bytes} bytes of {piece.stream} from byte {piece.offset} on were dropped before they could be read")
     else:
-        writer(1 if piece.stream == "stdout" else 2)(piece.data)
+        writer(1 if piece.stream == "stdout" else 2, must=piece.stream == "stdout")(piece.data)
 
 
 def document(piece: Output | Gap) -> dict[str, Any]:

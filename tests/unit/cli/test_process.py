@@ -178,3 +178,24 @@ def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
     code = "import sys; from space.cli.main import main; main(['version']); "
     code += "print([m for m in ('httpx', 'rich', 'space.serve', 'space.setup', 'space.sdk', 'asyncio', 'pydantic') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "0.1.0\n[]\n"
+
+
+def test_logs_that_are_interrupted_say_where_to_go_on_to_a_pipe_too(server: MockServer) -> None:
+    ended = threading.Event()
+
+    def forever() -> Iterator[tuple[str, bytes]]:
+        yield "stdout", b"y"
+        ended.wait(30)
+
+    server.program("forever")(lambda _: Reply(pieces=forever()))
+    sandbox = run(server, "create", "-q").stdout.decode().strip()
+    started = run(server, "start", sandbox, "--", "forever").stdout.decode().strip()
+    command = ["env", "--default-signal=INT", *SPACE, "logs", "-f", sandbox, started]
+    process = subprocess.Popen(command, env=environment(server), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.read(1) == b"y"
+    process.send_signal(signal.SIGINT)
+    err = process.communicate(timeout=30)[1]
+    ended.set()
+    assert process.returncode == 130
+    assert err.startswith(b"space: go on with --since-offset stdout=")
