@@ -343,7 +343,7 @@ def test_frames_before_the_filter_reach_nobody(host: RootHost, monkeypatch: pyte
         return "\n".join(seen).encode()
 
     told = process.forked(build).decode()
-    assert told.splitlines() == ["nft -f -: EIO", "nft -j list ruleset: EIO", "at last: EIO"]
+    assert told.splitlines() == ["nft -f -: EIO", "nft -j -p list ruleset: EIO", "at last: EIO"]
     host.ask(lambda client: client.destroy_slot(9))
 
 

@@ -141,7 +141,7 @@ def _reached(uid: int) -> set[tuple[str, int, str]]:
 
 
 def _listing() -> object:
-    return json.loads(process.run(["nft", "-j", "list", "table", "inet", _OUTBOUND.table]).stdout)
+    return json.loads(process.run(["nft", "-j", "-p", "list", "table", "inet", _OUTBOUND.table]).stdout)
 
 
 def _load(text: str) -> None:

