@@ -11,7 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -146,6 +146,26 @@ class RawGuest:
         return answer
 
 
+def _wake(tap: int) -> None:
+    """Until what the host sends arrives at the TAP, in whose network namespace this is.
+
+    It has a carrier once somebody holds it, and the kernel notices that in its own time: what it sends before is lost. (A VMM's guest is
+    still booting then.) A frame of no protocol goes out past every filter, so nothing is counted.
+    """
+    if not namespaces.is_up("tap0"):
+        return
+    frame = b"\xff" * 6 + namespaces.TAP_MAC + b"\x88\xb5" + bytes(46)
+    until = time.monotonic() + 5
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as host:
+        host.bind(("tap0", 0))
+        while time.monotonic() < until:
+            with suppress(OSError):
+                host.send(frame)
+            while select.select([tap], [], [], 0.01)[0]:
+                if frame[:14] in os.read(tap, 65_536):
+                    return
+
+
 @contextmanager
 def raw_guest(netns: Path) -> Iterator[RawGuest]:
     """Attach to the TAP of a slot, as its VMM would."""
@@ -154,6 +174,7 @@ def raw_guest(netns: Path) -> Iterator[RawGuest]:
     def attach() -> bytes:
         namespaces.enter_network(netns)
         tap = namespaces.open_tap("tap0")
+        _wake(tap)
         socket.send_fds(theirs, [b"tap"], [tap])
         return b""
 
