@@ -52,9 +52,12 @@ def test_a_running_sandbox_outlives_every_process_of_the_server(server: Callable
 
     for role in ("control", "node", "rootd"):
         before = one.pid(role)
+        killed = time.monotonic()
         one.kill(role)
         until_answered(served, made.id)
-        assert one.pid(role) != before
+        while one.pid(role) == before:  # a command in the guest does not wait for the next rootd
+            assert time.monotonic() - killed < ADOPTED_WITHIN
+            time.sleep(0.02)
         assert listed(served) == {made.id: "running"}
 
     services = [one.pid(role) for role in ("control", "node", "rootd")]
