@@ -43,8 +43,8 @@ REFUSED_SECONDS: Final = 2.0
 MAX_CONNECTIONS: Final = 2048
 MAX_REQUESTS: Final = 768
 MAX_REQUESTS_PER_TENANT: Final = 512
-# Of those, requests that may wait for one sandbox's guest: a guest that answers nothing takes half of its tenant's room at most.
-MAX_REQUESTS_PER_SANDBOX: Final = 256
+# Of those, requests that may wait for one sandbox's guest: a guest that answers nothing leaves a quarter of its tenant's room.
+MAX_REQUESTS_PER_SANDBOX: Final = 384
 # Beyond those, for requests that end things or look at what control and the node know: nothing that hangs keeps them out.
 RESERVED_REQUESTS: Final = 128
 RESERVED_REQUESTS_PER_TENANT: Final = 64

@@ -34,7 +34,7 @@ const WHAT: &str = "watch";
 /// Between two messages. Changes that come meanwhile are told together.
 const PAUSE: Duration = Duration::from_millis(5);
 /// How long the second half of a move is waited for when nothing else comes.
-const HALF: Duration = Duration::from_millis(10);
+const HALF: Duration = Duration::from_millis(100);
 
 /// In a child: watch, until the path is gone.
 pub fn watch(request: &Watch) -> Result<Message, Failure> {
