@@ -25,7 +25,8 @@ SETTINGS_ROOT = Path("/etc/space")
 
 MAX_INSTANCES = 200
 _FIRST_VM_UID = 1024
-SLOTS = 2048  # slots, and so VMs, of one instance
+SLOTS = 1536  # slots, and so VMs and gateway workers, of one instance
+_FIRST_WORKER_UID = _FIRST_VM_UID + SLOTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +49,33 @@ class Instance:
         """The node process."""
         return self.uid_range[2]
 
+    @property
+    def broker_uid(self) -> int:
+        """The broker: keys, and who may have something signed."""
+        return self.uid_range[3]
+
+    @property
+    def gateway_uid(self) -> int:
+        """The gateway's zygote; each worker has a uid of its own."""
+        return self.uid_range[4]
+
+    @property
+    def dialer_uid(self) -> int:
+        """The dialer, the only one that speaks to the outside for a guest."""
+        return self.uid_range[5]
+
+    @property
+    def audit_uid(self) -> int:
+        """The keeper of the gateway's records."""
+        return self.uid_range[6]
+
     def vm_uid(self, slot: int) -> int:
         """The VMM that runs in `slot`; ValueError outside 0 to SLOTS - 1."""
-        if not 0 <= slot < SLOTS:
-            raise ValueError(f"slot {slot} is not within 0 to {SLOTS - 1}")
-        return self.uid_range[_FIRST_VM_UID + slot]
+        return self.uid_range[_FIRST_VM_UID + _slot(slot)]
+
+    def worker_uid(self, slot: int) -> int:
+        """The gateway's worker for the sandbox in `slot`; ValueError outside 0 to SLOTS - 1."""
+        return self.uid_range[_FIRST_WORKER_UID + _slot(slot)]
 
     @property
     def uid_range(self) -> range:
@@ -103,6 +126,21 @@ class Instance:
         return self.data / "node"
 
     @property
+    def broker_data(self) -> Path:
+        """broker's own, 0700: store.db (sealed), roots/ (what rootd provides and the broker has not adopted yet)."""
+        return self.data / "broker"
+
+    @property
+    def broker_keyring(self) -> Path:
+        """Opens the broker's store, unless the setting `broker_keyring` names another file; broker's own, 0600."""
+        return self.data / "broker.keyring"
+
+    @property
+    def audit_data(self) -> Path:
+        """audit's own, 0700: the chains of records."""
+        return self.data / "audit"
+
+    @property
     def log(self) -> Path:
         """Root-owned, 0700: one file a service."""
         return self.data / "log"
@@ -135,6 +173,22 @@ class Instance:
     def node_socket(self) -> Path:
         return self.run / "node.sock"
 
+    @property
+    def broker_socket(self) -> Path:
+        return self.run / "broker.sock"
+
+    @property
+    def gateway_socket(self) -> Path:
+        return self.run / "gateway.sock"
+
+    @property
+    def dialer_socket(self) -> Path:
+        return self.run / "dialer.sock"
+
+    @property
+    def audit_socket(self) -> Path:
+        return self.run / "audit.sock"
+
     def netns(self, slot: int) -> Path:
         """The bind mount that keeps a slot's network namespace."""
         return self.run / "netns" / str(slot)
@@ -142,6 +196,12 @@ class Instance:
     def vm_run(self, sandbox: str) -> Path:
         """A VM's sockets: qmp.sock, control.sock, bulk.sock, serial.sock (directory root : node gid, 0750)."""
         return self.run / "vm" / sandbox
+
+
+def _slot(number: int) -> int:
+    if not 0 <= number < SLOTS:
+        raise ValueError(f"slot {number} is not within 0 to {SLOTS - 1}")
+    return number
 
 
 def claim(name: str, *, ephemeral: bool = False, data_root: Path = DATA_ROOT, run_root: Path = RUN_ROOT) -> Instance:

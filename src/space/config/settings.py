@@ -15,6 +15,7 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
+from space.config import egress
 from space.config.instance import Instance
 from space.model.errors import InvalidArgument, Unavailable
 
@@ -70,6 +71,20 @@ class Settings:
     retention_seconds: int = 3600
     # Each running sandbox's figures are taken that often, for their history; 0: never. Each costs the guest some milliseconds.
     metrics_interval_seconds: int = 30
+    # Who is asked for the addresses of names that a policy allows: addresses, or `address:port` (`[address]:port` of IPv6). Empty:
+    # those of the machine's /etc/resolv.conf. Guests never ask anybody.
+    egress_resolvers: tuple[str, ...] = ()
+    # Networks (CIDR) that the gateway may connect to although they are not public; an address of this machine itself only by itself,
+    # such as ["10.1.2.3/32"]. A policy has to allow the name as well.
+    egress_reachable: tuple[str, ...] = ()
+    # A PEM bundle of authorities that upstream servers may be certified by, besides those of the machine's system.
+    egress_ca_file: str | None = None
+    # Where the addresses come from that stand for names inside a sandbox. They lead nowhere; another network helps where an agent's own
+    # defences refuse this one.
+    egress_synthetic: str = "198.18.0.0/15"
+    # The key that opens the broker's store: a file of the broker's uid, 0600, made when there is none. None: `broker.keyring` below the
+    # instance's data.
+    broker_keyring: str | None = None
 
 
 DEFAULT = "default"
@@ -235,6 +250,12 @@ def _checked(settings: Settings) -> Settings:
             ip_network(network)
         except ValueError as error:
             raise InvalidArgument(f"setting webhook_networks: {error}", hint='networks look like "10.1.0.0/16"') from None
+    egress.resolvers(settings.egress_resolvers)
+    egress.reachable(settings.egress_reachable)
+    egress.synthetic(settings.egress_synthetic)
+    for key in ("egress_ca_file", "broker_keyring"):
+        if (named := getattr(settings, key)) is not None and not Path(named).is_absolute():
+            raise InvalidArgument(f"setting {key} is an absolute path, not {named!r}")
     for key in ("retention_seconds", "metrics_interval_seconds"):
         if getattr(settings, key) < 0:
             raise InvalidArgument(f"setting {key} is at least 0, not {getattr(settings, key)}")

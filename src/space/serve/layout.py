@@ -6,8 +6,11 @@
 | sandboxes, run/vm | root | 0711 | a VM uid, the node pass through to the one directory that is theirs |
 | control_data | control | 0700 | database and admin key |
 | node_data | node | 0700 | ledger and spools |
+| broker_data | broker | 0700 | roots and the like, sealed |
+| audit_data | audit | 0700 | the gateway's records |
 | log | root | 0700 | opened by serve and inherited |
 | rootd.sock | root : node's gid | 0660 | the node alone talks to rootd, which checks the peer as well |
+| broker, audit, dialer, gateway.sock | root : node's gid | 0660 | the node alone binds sandboxes there; they check the peer |
 | node.sock | root : control's gid | 0660 | control alone talks to the node, which checks the peer as well |
 """
 
@@ -39,6 +42,8 @@ def make_directories(instance: Instance) -> None:
     _directory(instance.sandboxes, 0, 0o711)
     _directory(instance.control_data, instance.control_uid, 0o700)
     _directory(instance.node_data, instance.node_uid, 0o700)
+    _directory(instance.broker_data, instance.broker_uid, 0o700)
+    _directory(instance.audit_data, instance.audit_uid, 0o700)
     _directory(instance.log, 0, 0o700)
 
 
@@ -81,8 +86,15 @@ def _locked(descriptor: int) -> bool:
 
 def listen(instance: Instance, role: str, settings: Settings) -> socket.socket:
     """The listener of a role, bound and listening; InvalidArgument when the API's address cannot be had."""
-    if role == "rootd":
-        return _unix(instance.rootd_socket, socket.SOCK_SEQPACKET, instance.node_uid)
+    records = {
+        "rootd": instance.rootd_socket,
+        "broker": instance.broker_socket,
+        "audit": instance.audit_socket,
+        "dialer": instance.dialer_socket,
+        "gateway": instance.gateway_socket,
+    }
+    if (path := records.get(role)) is not None:
+        return _unix(path, socket.SOCK_SEQPACKET, instance.node_uid)
     if role == "node":
         return _unix(instance.node_socket, socket.SOCK_STREAM, instance.control_uid)
     return _tcp(settings.host, settings.port)

@@ -31,6 +31,20 @@ def test_blocks_lie_outside_what_others_hand_out() -> None:
     assert blocks.uids(1).start == blocks.uids(0).stop
 
 
+def test_every_uid_of_an_instance_is_its_own(make: Claim) -> None:
+    one = make("one")
+    services = [one.control_uid, one.node_uid, one.broker_uid, one.gateway_uid, one.dialer_uid, one.audit_uid]
+    machines = [one.vm_uid(slot) for slot in range(instance.SLOTS)]
+    workers = [one.worker_uid(slot) for slot in range(instance.SLOTS)]
+    everybody = services + machines + workers
+    assert len(set(everybody)) == len(everybody)
+    assert set(everybody) <= set(one.uid_range)
+    for uid in (one.vm_uid, one.worker_uid):
+        for slot in (-1, instance.SLOTS):
+            with pytest.raises(ValueError, match=f"slot {slot} is not within"):
+                uid(slot)
+
+
 def test_a_block_of_subordinate_ids_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = blocks.uids(0), blocks.uids(1)
     (tmp_path / "subuid").write_text(f"ann:100000:65536\nnonsense\n:x:\nbob:{first.stop - 1}:1\n")

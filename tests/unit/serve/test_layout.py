@@ -31,6 +31,8 @@ def test_each_directory_has_its_owner_and_mode_again_after_somebody_changed_them
     assert owner_and_mode(instance.sandboxes) == (0, 0, 0o711)
     assert owner_and_mode(instance.control_data) == (control, control, 0o700)
     assert owner_and_mode(instance.node_data) == (node, node, 0o700)
+    assert owner_and_mode(instance.broker_data) == (instance.broker_uid, instance.broker_uid, 0o700)
+    assert owner_and_mode(instance.audit_data) == (instance.audit_uid, instance.audit_uid, 0o700)
     assert owner_and_mode(instance.log) == (0, 0, 0o700)
 
 
@@ -50,6 +52,14 @@ def test_sockets_are_for_the_one_peer_only(instance: Instance) -> None:
         assert owner_and_mode(instance.node_socket) == (0, instance.control_uid, 0o660)
     with layout.listen(instance, "node", Settings()):  # over the stale file of a dead one
         pass
+
+
+@pytest.mark.parametrize("role", ["broker", "audit", "dialer", "gateway"])
+def test_the_services_of_egress_listen_for_the_node(instance: Instance, role: str) -> None:
+    with layout.listen(instance, role, Settings()) as listener:
+        assert listener.type == socket.SOCK_SEQPACKET
+        assert listener.getsockname() == str(getattr(instance, f"{role}_socket"))
+        assert owner_and_mode(getattr(instance, f"{role}_socket")) == (0, instance.node_uid, 0o660)
 
 
 def test_a_port_in_use_is_said_with_the_remedy(instance: Instance) -> None:

@@ -1,0 +1,110 @@
+"""What the settings of egress mean: resolvers, networks, the synthetic range. One reading for whoever goes by them.
+
+The dialer, and rootd for the packet filter of the dialer's uid, take the same values from here: the two layers cannot differ.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Network, ip_address, ip_network
+from pathlib import Path
+
+from space.core.policy.addresses import Address, Network
+from space.model.errors import InvalidArgument, Unavailable
+
+RESOLV_CONF = Path("/etc/resolv.conf")
+CA_BUNDLES = Path("/etc/space/ca")  # <name>.pem: what a rule's `ca` names
+DNS_PORT = 53
+MOST_RESOLVERS = 8
+# The guest's own link: a name's address there would be on the guest's own wire.
+_LINK = IPv4Network("10.0.0.0/30")
+_NAMES = 4096  # that a sandbox may use at a time
+
+# An address of IPv6 with a port stands in brackets; without one it may.
+_RESOLVER = re.compile(r"(?:\[(?P<six>[^\]]+)\]|(?P<bare>[^:]+|[^:]*:[^:]*:.*))(?::(?P<port>[0-9]{1,5}))?", re.ASCII)
+
+Resolver = tuple[Address, int]
+
+
+def resolvers(listed: Sequence[str]) -> tuple[Resolver, ...]:
+    """Addresses and ports of `egress_resolvers`. InvalidArgument names the wrong one. Empty stays empty: `machine_resolvers` are meant."""
+    if len(listed) > MOST_RESOLVERS:
+        raise InvalidArgument(f"setting egress_resolvers has {len(listed)} resolvers, {MOST_RESOLVERS} are possible")
+    return tuple(map(_resolver, listed))
+
+
+def chosen_resolvers(listed: Sequence[str], resolv_conf: Path = RESOLV_CONF) -> tuple[Resolver, ...]:
+    """Those of the setting, else the machine's. Unavailable when there is none: nothing can be resolved then."""
+    found = resolvers(listed) or machine_resolvers(resolv_conf)
+    if not found:
+        raise Unavailable(f"there is no resolver: {resolv_conf} names none", hint="set egress_resolvers")
+    return found
+
+
+def machine_resolvers(resolv_conf: Path = RESOLV_CONF) -> tuple[Resolver, ...]:
+    """`nameserver` lines; a line that is none, and a file that cannot be read, name nobody."""
+    try:
+        lines = resolv_conf.read_text(errors="replace").splitlines()
+    except OSError:
+        return ()
+    found: list[Resolver] = []
+    for words in map(str.split, lines):
+        if len(words) < 2 or words[0] != "nameserver":
+            continue
+        try:
+            address = ip_address(words[1])
+        except ValueError:
+            continue
+        if (address, DNS_PORT) not in found:
+            found.append((address, DNS_PORT))
+    return tuple(found[:MOST_RESOLVERS])
+
+
+def reachable(listed: Iterable[str]) -> tuple[Network, ...]:
+    """Networks of `egress_reachable`. InvalidArgument names the wrong one."""
+    return tuple(_network("egress_reachable", text) for text in listed)
+
+
+def synthetic(text: str) -> IPv4Network:
+    """The network of `egress_synthetic`. InvalidArgument when it is none, is the guest's own link, or is too small."""
+    network = _network("egress_synthetic", text)
+    if not isinstance(network, IPv4Network):
+        raise InvalidArgument(f"setting egress_synthetic is an IPv4 network, not {text}")
+    if network.overlaps(_LINK):
+        raise InvalidArgument(f"setting egress_synthetic: {network} holds {_LINK}, which is the guest's own link")
+    if network.num_addresses - 2 < _NAMES:
+        raise InvalidArgument(
+            f"setting egress_synthetic: {network} has {network.num_addresses} addresses, and a sandbox may use {_NAMES} names",
+            hint="a prefix of /19 is large enough",
+        )
+    return network
+
+
+def _resolver(text: str) -> Resolver:
+    found = _RESOLVER.fullmatch(text)
+    try:
+        if found is None:
+            raise ValueError
+        address = ip_address(found["six"] or found["bare"])
+        port = int(found["port"] or DNS_PORT)
+        if not 1 <= port <= 65535 or (found["six"] and address.version != 6):
+            raise ValueError
+    except ValueError:
+        examples = '"192.0.2.53", "192.0.2.53:5353", "[2001:db8::53]:53"'
+        raise InvalidArgument(f"setting egress_resolvers: {text!r} is no address of a resolver", hint=f"such as {examples}") from None
+    if address.is_unspecified or address.is_multicast or getattr(address, "scope_id", None) is not None:
+        raise InvalidArgument(f"setting egress_resolvers: {text!r} is not the address of one machine")
+    return address, port
+
+
+def _network(key: str, text: str) -> Network:
+    try:
+        network = ip_network(text)
+    except ValueError as error:
+        raise InvalidArgument(f"setting {key}: {error}", hint='networks look like "10.1.0.0/16"') from None
+    if network.prefixlen == 0:
+        raise InvalidArgument(f"setting {key}: {text} is every address there is", hint="name the networks that are meant")
+    if network.is_multicast or network.is_unspecified or getattr(network.network_address, "scope_id", None) is not None:
+        raise InvalidArgument(f"setting {key}: nobody can be connected to at {text}")
+    return network
