@@ -111,11 +111,16 @@ class _Loader:
         if mode == "record":
             self._warn("mode", "what no rule allows is let through and recorded", "for templates under construction alone")
         rules: list[Rule] = []
+        taken: set[str] = set()
         for at, preset in enumerate(self._list(data, "presets", "")):
             found = self._presets.get(preset) if isinstance(preset, str) else None
             if found is None:
                 self._wrong(f"presets[{at}]", f"there is no preset {preset!r}", "known: " + (", ".join(sorted(self._presets)) or "none"))
-            rules += found or ()
+            elif preset in taken:  # and not only a slip: each would bring all of its rules again
+                self._wrong(f"presets[{at}]", f"{preset!r} stands here twice")
+            else:
+                taken.add(preset)
+                rules += found
         given = self._list(data, "rule", "")
         if len(given) > MOST_RULES:
             self._wrong("rule", f"{len(given)} rules, at most {MOST_RULES} are possible")
@@ -124,6 +129,8 @@ class _Loader:
             rule = self._rule(row, f"rule[{at}]")
             if rule is not None:
                 rules.append(rule)
+        if len(rules) > MOST_RULES and not self._mistakes:
+            self._wrong("presets", f"{len(rules)} rules with those of the presets, at most {MOST_RULES} are possible")
         blocks = [block for at, text in enumerate(self._list(data, "cidr", "")) if (block := self._block(text, f"cidr[{at}]")) is not None]
         self._consistent(rules)
         if self._mistakes:
