@@ -20,8 +20,12 @@
 | file_* (ten verbs), watch, connect | Forward | as the guest's verb of that name, its messages unchanged (`core.wire.files`) |
 | tree_put | Tree | control's DATA is the tar stream; TreeDone |
 | tree_get | Tree | DATA is the tar stream; TreeDone |
+| policy_put | PolicyPut | control's DATA is the document of a policy; Done: the node has it by its digest |
+| set_policy | SetPolicy | Done once everybody who decides of that sandbox's traffic has it; NotFound: put the policy first, then again |
+| egress_answer | EgressAnswer | Done; NotFound: nobody waits for that (any more) |
+| egress_counters | Target | EgressCounters |
 
-`watch` means a sandbox's files when its request is a Forward.
+`watch` means a sandbox's files when its request is a Forward. A create whose policy the node does not have is NotFound as well.
 Input is DATA (stdin) and the messages Eof, Resize and Signal. Faults come as RESET with a code of `space.model.errors`.
 """
 
@@ -31,6 +35,10 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
+
+MOST_POLICY = 8 << 20  # bytes of the document of a policy
+Digest = Annotated[str, Meta(pattern=r"\A([0-9a-f]{32})?\Z")]
+PolicyGeneration = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
 
 
 class Empty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,7 +59,11 @@ class Target(Asked, frozen=True, forbid_unknown_fields=True):
 
 
 class Create(Asked, frozen=True, forbid_unknown_fields=True):
-    """Make a sandbox and boot it. Repeating it for a sandbox that is there joins the first."""
+    """Make a sandbox and boot it. Repeating it for a sandbox that is there joins the first.
+
+    policy: the digest of what it may reach, which was put before; empty: nothing at all. policy_generation: control counts it up with
+    every policy of the sandbox.
+    """
 
     sandbox: str
     tenant: str
@@ -61,6 +73,34 @@ class Create(Asked, frozen=True, forbid_unknown_fields=True):
     memory_mib: int
     disk_mib: int
     env: dict[str, str]
+    policy: Digest = ""
+    policy_generation: PolicyGeneration = 0
+
+
+class PolicyPut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """digest: the first 32 hexadecimal digits of the document's SHA-256. bytes: its size."""
+
+    digest: Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+    bytes: Annotated[int, Meta(ge=1, le=MOST_POLICY)]
+
+
+class SetPolicy(Asked, frozen=True, forbid_unknown_fields=True):
+    """Another policy for a sandbox, also a paused one. generation: of the sandbox, 0 for the current one. A policy generation that is
+    below the one that holds is ignored: it was overtaken.
+    """
+
+    sandbox: str
+    policy: Digest
+    policy_generation: PolicyGeneration
+    generation: int = 0
+
+
+class EgressAnswer(Asked, frozen=True, forbid_unknown_fields=True):
+    """What a person says to a request that waits. ask: of PendingAsk."""
+
+    sandbox: str
+    ask: str
+    allow: bool
 
 
 class Window(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -142,6 +182,31 @@ class Tree(Asked, frozen=True, forbid_unknown_fields=True):
     user: str | None = None
 
 
+class PendingAsk(msgspec.Struct, frozen=True):
+    """A request that waits for a person's word. ask: the node's name for it. rule: that says to ask. method, path: of HTTP, else empty."""
+
+    ask: str
+    host: str
+    port: int
+    scheme: str
+    method: str
+    path: str
+    rule: str
+    asked_us: int
+
+
+class EgressState(msgspec.Struct, frozen=True):
+    """How a sandbox's egress stands. policy, policy_generation: what holds. waiting_for: services that are away, in words (`broker`);
+    until they are back, what needs them waits or is refused. worker_crashes: so far, and what is known of the last.
+    """
+
+    policy: str = ""
+    policy_generation: int = 0
+    waiting_for: list[str] = []
+    worker_crashes: int = 0
+    last_crash: str | None = None
+
+
 class SandboxState(msgspec.Struct, frozen=True, tag_field="t", tag="state"):
     """What a sandbox is on this node. revision grows with every change of this node's life."""
 
@@ -158,6 +223,8 @@ class SandboxState(msgspec.Struct, frozen=True, tag_field="t", tag="state"):
     # processes of it that the guest's kernel killed for want of memory, and the last of them
     oom_kills: int = 0
     last_oom: str | None = None
+    egress: EgressState = EgressState()
+    asks: list[PendingAsk] = []
 
 
 class SandboxList(msgspec.Struct, frozen=True, tag_field="t", tag="list"):
@@ -330,6 +397,24 @@ class Metrics(msgspec.Struct, frozen=True, tag_field="t", tag="metrics"):
     load1_milli: int
     host_memory_bytes: int = 0
     host_cpu_ms: int = 0
+
+
+class EgressCounters(msgspec.Struct, frozen=True, tag_field="t", tag="egress"):
+    """Over this life of the sandbox. drops: packets by kind that its slot's filter refused, and `admitted_*` those that it let in.
+
+    connections, requests, denied, names: that were served, or refused for the policy, and names that were answered; sent_bytes,
+    received_bytes: to and from upstreams. worker: a process serves it now. worker_restarts: how often one was begun after the first.
+    """
+
+    drops: dict[str, int]
+    connections: int
+    requests: int
+    denied: int
+    names: int
+    sent_bytes: int
+    received_bytes: int
+    worker: bool
+    worker_restarts: int
 
 
 class Done(msgspec.Struct, frozen=True, tag_field="t", tag="done"):

@@ -4,8 +4,8 @@
         node.refuse_create = NoCapacity("full")     # the next creates are refused
         node.cut()                                  # every session ends now
 
-Its programs are in `simprocesses`, its files and ports in `simfiles`. Trees are kept as the tar streams that were put. What it holds
-survives `stop` and `start`, as a node's does.
+Its programs are in `simprocesses`, its files and ports in `simfiles`, its policies and asks in `simegress`. Trees are
+kept as the tar streams that were put. What it holds survives `stop` and `start`, as a node's does.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from space.model.isolation import EMULATED
 from space.rpc import node_api as api
 from space.rpc.session import Data, Served, Stream
 from space.testing import simfiles, simprocesses
+from space.testing.simegress import SimEgress, SimTraffic
 from space.testing.simfiles import SimFiles
 from space.testing.simprocesses import SimProcess
 
@@ -45,6 +46,7 @@ class SimSandbox:
     trees: dict[str, bytes] = field(default_factory=dict)
     running: set[asyncio.Task[None]] = field(default_factory=set)
     files: SimFiles = field(default_factory=SimFiles)
+    traffic: SimTraffic = field(default_factory=SimTraffic)
 
 
 class SimNode:
@@ -69,6 +71,7 @@ class SimNode:
         self.break_tree_after: int | None = None  # a download is reset after so many bytes
         self.processes: dict[str, dict[str, SimProcess]] = {}  # by sandbox, also of those that are gone
         self.forgotten: set[str] = set()  # processes
+        self.egress = SimEgress(self._traffic, self._egress_changed)
         self._pid = 4241
         self._revision = 0
         self._watchers: set[asyncio.Queue[api.SandboxState]] = set()
@@ -95,6 +98,7 @@ class SimNode:
             **{verb: self._forward(verb) for verb in simfiles.verbs() if verb != "watch"},
             "tree_put": self._tree_put,
             "tree_get": self._tree_get,
+            **self.egress.verbs,
         }
 
     async def __aenter__(self) -> Self:
@@ -171,7 +175,7 @@ class SimNode:
         asked = there.create
         return api.SandboxState(
             asked.sandbox, asked.tenant, asked.generation, phase, there.revision, self.isolation, reason, stages or {},
-            there.busy, there.oom_kills, there.last_oom,
+            there.busy, there.oom_kills, there.last_oom, there.traffic.state(), list(there.traffic.asks.values()),
         )  # fmt: skip
 
     def _move(self, there: SimSandbox, phase: str, reason: str | None = None, stages: dict[str, float] | None = None) -> api.SandboxState:
@@ -221,7 +225,8 @@ class SimNode:
             raise NotFound(f"there is no template {asked.template!r}")
         there = self.sandboxes.get(asked.sandbox)
         if there is None:
-            there = self.sandboxes[asked.sandbox] = SimSandbox(asked)
+            traffic = self.egress.begin(asked)
+            there = self.sandboxes[asked.sandbox] = SimSandbox(asked, traffic=traffic)
             self.created += 1
             await stream.send_message(self._move(there, "preparing"))
         if self.hold_create is not None:
@@ -260,6 +265,13 @@ class SimNode:
     async def _metrics(self, stream: Stream, request: bytes) -> None:
         self._find(msgspec.msgpack.decode(request, type=api.Target).sandbox)
         await stream.send_message(api.Metrics(512 << 20, 400 << 20, 10, 5, 2 << 30, 1 << 30, 7, 1000, 50, 90 << 20, 20))
+
+    def _traffic(self, sandbox: str) -> SimTraffic:
+        return self._find(sandbox).traffic
+
+    def _egress_changed(self, sandbox: str) -> None:
+        there = self._find(sandbox)
+        self._move(there, there.phase)
 
     # -- processes --------------------------------------------------------------------------------------------------------
 
