@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from space.auditd.chainfile import ChainFile
 
 log = logging.getLogger("space.auditd")
 
 Fields = dict[str, Any]
+
+
+class Told(Protocol):
+    """Those who wait for records. False while nobody does."""
+
+    def __bool__(self) -> bool: ...
+    def told(self, before: int, sandboxes: Iterable[str]) -> None:
+        """Records of these were written behind record `before`. Short, does not raise."""
 
 
 class Book:
@@ -21,6 +29,7 @@ class Book:
         self.lost = 0
         self.broken = ""
         self.vouched = (-1, b"")
+        self.followers: Told | None = None
         self._stamp = stamp
         self._since = ""
         self._pending: list[Fields] = []
@@ -62,6 +71,12 @@ class Book:
                 return
 
     def _write(self, records: list[Fields]) -> None:
+        before = self.file.end[0]
+        self._append(records)
+        if self.followers:
+            self.followers.told(before, [record.get("sandbox", "") for record in records])
+
+    def _append(self, records: list[Fields]) -> None:
         if not self.lost:
             self.file.append(records)
             return

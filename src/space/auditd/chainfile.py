@@ -36,7 +36,7 @@ class ChainFile:
     """Of one writer. now: seconds since 1970. Conflict: what is there is no chain, and nothing is written behind it."""
 
     def __init__(self, directory: Path, writer: str, keeping: Keeping, now: Callable[[], float]) -> None:
-        self._directory = directory
+        self.directory = directory
         self._keeping = keeping
         self._now = now
         self.writer = writer
@@ -84,10 +84,10 @@ class ChainFile:
         """The hash of that record, or of what was removed before the first; None when it is not here."""
         if count == self._chain.count:
             return self._chain.last
-        base = read_said(self._directory / f"{self.writer}.base")
+        base = read_said(self.directory / f"{self.writer}.base")
         if count == base[0]:
             return base[1]
-        holding = [segment for segment in segments(self._directory, self.writer) if segment.first <= count]
+        holding = [segment for segment in segments(self.directory, self.writer) if segment.first <= count]
         if not holding:
             return None
         for number, line in enumerate(lines_of(holding[-1].path), holding[-1].first):
@@ -120,18 +120,18 @@ class ChainFile:
         os.close(self._descriptor)
 
     def _found(self) -> tuple[list[Segment], Segment]:
-        base = read_said(self._directory / f"{self.writer}.base")[0]
-        self._closed = segments(self._directory, self.writer)
+        base = read_said(self.directory / f"{self.writer}.base")[0]
+        self._closed = segments(self.directory, self.writer)
         self._first = 0
         self._drop(base)
         present = self._closed
         if not present:
-            return [], Segment(self._directory / segment_name(self.writer, base + 1), base + 1)
+            return [], Segment(self.directory / segment_name(self.writer, base + 1), base + 1)
         return present[:-1], present[-1]
 
     def _resumed(self, current: Segment) -> Writer:
         try:
-            after = last_record(self._closed[-1].path) if self._closed else read_said(self._directory / f"{self.writer}.base")
+            after = last_record(self._closed[-1].path) if self._closed else read_said(self.directory / f"{self.writer}.base")
             if after[0] != current.first - 1:
                 raise ValueError(f"it begins at record {current.first}, and the one before it ends at {after[0]}")
             if not current.path.exists():
@@ -147,11 +147,11 @@ class ChainFile:
 
     def _rotate(self) -> None:
         first = self._chain.count + 1
-        path = self._directory / segment_name(self.writer, first)
+        path = self.directory / segment_name(self.writer, first)
         try:
             self.sync()
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            _sync_directory(self._directory)
+            _sync_directory(self.directory)
         except OSError as error:
             log.error("%s: no new file can be begun (%s): the old one goes on", self.writer, error.strerror)  # noqa: TRY400
             return
@@ -172,14 +172,14 @@ class ChainFile:
         self._closed = kept
 
     def _replace(self, name: str, data: bytes) -> None:
-        staged = self._directory / f".{name}"
+        staged = self.directory / f".{name}"
         descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(descriptor)
-        staged.rename(self._directory / name)
-        _sync_directory(self._directory)
+        staged.rename(self.directory / name)
+        _sync_directory(self.directory)
 
 
 def _cut_torn(path: Path) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from space.audit.chain import MOST_LINE
 from space.audit.records import CredentialRead, Kept, RecordRefused, decode
 from space.auditd.book import Book
 from space.auditd.denials import Denials
@@ -35,6 +36,7 @@ log = logging.getLogger("space.auditd")
 
 _BURST = 32
 _LAST = 5.0
+_SURELY_SHORT = MOST_LINE // 6 - 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,9 @@ class Keeper:
         assert source.end is not None
         try:
             note = decode(message)
+            fields = self._fields(source, note.record)
+            if len(message) > _SURELY_SHORT and len(msgspec.json.encode(fields)) > MOST_LINE - 64:
+                raise RecordRefused("a record that no line can hold")  # control characters take six bytes each
         except RecordRefused:
             self._note(source, {**self._stamped(source), "type": "malformed", "bytes": len(message)})
             log.warning("hung up on a source (sandbox %s) that sent no record", source.sandbox or "-")
@@ -169,9 +174,9 @@ class Keeper:
             if note.id:
                 source.end.send(api.encode(api.Written(note.id)))
         elif isinstance(note.record, CredentialRead) or note.id:
-            self._written(source, note.id, self._fields(source, note.record), refuse=isinstance(note.record, CredentialRead))
+            self._written(source, note.id, fields, refuse=isinstance(note.record, CredentialRead))
         else:
-            self._note(source, self._fields(source, note.record))
+            self._note(source, fields)
 
     def _written(self, source: Source, number: int, fields: dict[str, Any], *, refuse: bool) -> None:
         assert source.end is not None

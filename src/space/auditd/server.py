@@ -24,6 +24,7 @@ import msgspec
 from space.auditd.book import Book
 from space.auditd.chainfile import ChainFile, Keeping
 from space.auditd.keeper import Keeper, Limits
+from space.auditd.reader import Reader
 from space.config import logs
 from space.config.hold import hold
 from space.config.ready import say_ready
@@ -39,10 +40,11 @@ _MOST_QUESTION = 4096
 
 
 class Desk:
-    """Who may register sources."""
+    """Who may register sources, and read."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: Keeper, reader: Reader) -> None:
         self._keeper = keeper
+        self._reader = reader
         self._control: set[Packets] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -96,6 +98,10 @@ class Desk:
     async def _arranged(self, question: api.ToControl, sock: socket.socket | None) -> api.Answer:
         if isinstance(question, api.Status):
             return api.Standing(question.id, self._keeper.standing(), len(self._keeper))
+        if isinstance(question, api.Read):
+            return await self._reader.read(question)
+        if isinstance(question, api.Follow):
+            return await self._reader.follow(question)
         if isinstance(question, api.EndSource):
             self._keeper.unbind(question.writer, question.sandbox, question.generation)
             return api.Written(question.id)
@@ -133,7 +139,7 @@ async def run(keeper_of: partial[Keeper], listener: socket.socket, uids: Collect
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     keeper = keeper_of()
-    desk = Desk(keeper)
+    desk = Desk(keeper, Reader(keeper.books))
     listening = Listening(listener, uids, desk.connected)
     log.info("ready: %s", ", ".join(f"{chain.writer} at record {chain.records}" for chain in keeper.standing()))
     say_ready(ready_fd)

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from space.model.errors import ProtocolError, Unavailable, from_code
-from space.rpc.packets import Packets, send_with
+from space.rpc.packets import MOST, Packets, send_with
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -25,9 +25,12 @@ A = TypeVar("A")
 
 
 class Asker:
-    """One end, which it takes over. Unavailable: the other side is gone, now or before. Cancelling a question leaves the others alone."""
+    """One end, which it takes over. Unavailable: the other side is gone, now or before. Cancelling a question leaves the others alone.
 
-    def __init__(self, sock: socket.socket, answers: object, *, who: str) -> None:
+    most: bytes of an answer.
+    """
+
+    def __init__(self, sock: socket.socket, answers: object, *, who: str, most: int = MOST) -> None:
         self._sock = sock
         self._who = who
         self._decoder = msgspec.msgpack.Decoder(answers)
@@ -35,7 +38,7 @@ class Asker:
         self._number = 0
         self._turn = asyncio.Lock()
         self._room: asyncio.Future[None] | None = None
-        self._packets = Packets(sock, self._received, self._lost, burst=16)
+        self._packets = Packets(sock, self._received, self._lost, most=most, burst=16)
 
     def number(self) -> int:
         """For the next question."""
@@ -58,6 +61,11 @@ class Asker:
         if not isinstance(answer, kind):
             raise ProtocolError(f"{self._who} answered with {type(answer).__name__} where {kind.__name__} belongs")
         return answer
+
+    @property
+    def open(self) -> bool:
+        """Whether the other side is there."""
+        return self._packets.open
 
     def close(self) -> None:
         """Hang up; what waits fails."""

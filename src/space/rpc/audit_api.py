@@ -2,7 +2,7 @@
 
 | socket | who holds it | asks |
 |---|---|---|
-| control | the node and serve (peer's uid) | BindSource and BindBroker (with a socket), EndSource, Status |
+| control | the node and serve (peer's uid) | BindSource and BindBroker (with a socket), EndSource, Status, Read, Follow |
 | of a source | a worker for one life of its sandbox; the dialler | notes; one with an id is answered by Written or Refused |
 """
 
@@ -16,6 +16,8 @@ from msgspec import Meta
 from space.rpc.asking import Refused
 from space.rpc.broker_api import Generation, Id, WriterName
 
+Sandbox = Annotated[str, Meta(pattern=r"\A(sb-[a-z2-7]{20})?\Z")]
+
 
 class _Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     id: Id
@@ -25,7 +27,7 @@ class BindSource(_Question, frozen=True):
     """The socket beside it speaks for that life of that sandbox; without a sandbox: for all, and its records name theirs. Written."""
 
     writer: WriterName
-    sandbox: Annotated[str, Meta(pattern=r"\A(sb-[a-z2-7]{20})?\Z")]
+    sandbox: Sandbox
     generation: Generation
 
 
@@ -33,7 +35,7 @@ class EndSource(_Question, frozen=True):
     """Take what it has sent, then hang up. Idempotent. Written."""
 
     writer: WriterName
-    sandbox: Annotated[str, Meta(pattern=r"\A(sb-[a-z2-7]{20})?\Z")]
+    sandbox: Sandbox
     generation: Generation
 
 
@@ -43,6 +45,54 @@ class BindBroker(_Question, frozen=True):
 
 class Status(_Question, frozen=True):
     """Answer: Standing."""
+
+
+MOST_RECORDS = 1000
+MOST_PAGE = 65_536  # bytes of records after which a page is over; the last one may go beyond
+MOST_ANSWER = 2 * MOST_PAGE + 16_384
+MOST_SECONDS = 30
+
+
+class Read(_Question, frozen=True):
+    """Records of a chain behind number `after`, oldest first. Answer: Records.
+
+    sandbox: only its, empty for all. since: RFC 3339 in UTC, as in the records; what is older is passed over. denied: only refusals.
+    """
+
+    writer: WriterName
+    sandbox: Sandbox = ""
+    after: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    limit: Annotated[int, Meta(ge=1, le=MOST_RECORDS)] = 100
+    since: Annotated[str, Meta(pattern=r"\A([0-9TZ:.-]{20,30})?\Z")] = ""
+    denied: bool = False
+
+
+class Follow(_Question, frozen=True):
+    """As Read, but when there is nothing yet the answer waits for it, or for so many seconds and is empty. after None: from now on.
+
+    The asker asks again from the answer's place. So whoever is slow holds nothing up and misses nothing that the files still have.
+    """
+
+    writer: WriterName
+    sandbox: Sandbox = ""
+    after: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    limit: Annotated[int, Meta(ge=1, le=MOST_RECORDS)] = 100
+    seconds: Annotated[float, Meta(ge=0, le=MOST_SECONDS)] = 5.0
+    denied: bool = False
+
+
+class Records(msgspec.Struct, frozen=True, tag=True):
+    """A page. records: lines of the chain as they are in its files, without their ends. place: what to ask behind for the next page.
+
+    more: whether there is something behind `place` already, looked through or not. removed: records behind the `after` of the question
+    up to this one are kept no longer (0: none is missing).
+    """
+
+    id: int
+    records: list[bytes]
+    place: int
+    more: bool
+    removed: int = 0
 
 
 class Written(msgspec.Struct, frozen=True, tag=True):
@@ -69,8 +119,8 @@ class Standing(msgspec.Struct, frozen=True, tag=True):
     sources: int
 
 
-ToControl = BindSource | EndSource | BindBroker | Status
-Answer = Written | Standing | Refused
+ToControl = BindSource | EndSource | BindBroker | Status | Read | Follow
+Answer = Written | Standing | Records | Refused
 
 WITH_SOCKET = (BindSource, BindBroker)
 CONTROL = msgspec.msgpack.Decoder(ToControl)

@@ -16,7 +16,7 @@ class AuditControl:
     """The node's, and serve's."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._asker = Asker(sock, api.Answer, who="the keeper of the records")
+        self._asker = Asker(sock, api.Answer, who="the keeper of the records", most=api.MOST_ANSWER)
 
     @classmethod
     def connect(cls, path: Path) -> Self:
@@ -45,6 +45,27 @@ class AuditControl:
         """How it stands."""
         number = self._asker.number()
         return await self._asker.ask(number, api.encode(api.Status(number)), api.Standing)
+
+    async def read(
+        self, writer: str, sandbox: str = "", after: int = 0, *, limit: int = 100, since: str = "", denied: bool = False
+    ) -> api.Records:
+        """A page of a chain (`api.Read`)."""
+        number = self._asker.number()
+        question = api.Read(number, writer, sandbox, after, limit, since, denied)
+        return await self._asker.ask(number, api.encode(question), api.Records)
+
+    async def follow(
+        self, writer: str, sandbox: str = "", after: int | None = None, *, limit: int = 100, seconds: float = 5.0, denied: bool = False
+    ) -> api.Records:
+        """The next page that holds something (`api.Follow`); to be asked again from its place."""
+        number = self._asker.number()
+        question = api.Follow(number, writer, sandbox, after, limit, seconds, denied)
+        return await self._asker.ask(number, api.encode(question), api.Records)
+
+    @property
+    def open(self) -> bool:
+        """Whether it can be asked."""
+        return self._asker.open
 
     def close(self) -> None:
         """Hang up."""
