@@ -40,6 +40,8 @@ class Settings:
     # A create beyond these answers `no_capacity` at once. Memory 0: what the machine has less a reserve.
     max_sandboxes: int = 200
     memory_mib: int = 0
+    # A create answers `no_capacity` while the data directory has less free than this: what is there needs it to go on writing.
+    disk_reserve_mib: int = 512
     # A client that dies leaves nothing for longer than this.
     max_ttl_seconds: int = 86_400
     # Boots at the same time: more only make each of them slower. 0: one a processor, two at least.

@@ -67,6 +67,12 @@ def write_json(directory: int, name: str, value: Any) -> None:
         raise
 
 
+def free_bytes(directory: str | os.PathLike[str]) -> int:
+    """What the file system of a directory has left for those who are not root (btrfs answers with its own estimate)."""
+    facts = os.statvfs(directory)
+    return facts.f_bavail * facts.f_frsize
+
+
 def need_replaceable(path: str | os.PathLike[str]) -> None:
     """OSError, with a reason, for a path that a file must not take the place of: a device, a FIFO, a socket, a link, a directory."""
     try:

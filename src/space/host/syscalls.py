@@ -149,6 +149,12 @@ def reflink(source: int, target: int) -> None:
     fcntl.ioctl(target, _FICLONE, source)
 
 
+def fallocate(descriptor: int, offset: int, length: int) -> None:
+    """Allocate a file's blocks and make it so large; what it holds stays. Unlike posix_fallocate it never writes instead."""
+    arguments = (ctypes.c_int(descriptor), ctypes.c_int(0), ctypes.c_int64(offset), ctypes.c_int64(length))
+    _checked(_libc.fallocate64(*arguments) if hasattr(_libc, "fallocate64") else _libc.fallocate(*arguments), "fallocate")
+
+
 def filesystem_magic(path: str) -> int:
     """The kind of file system behind a path (statfs's f_type)."""
     buffer = ctypes.create_string_buffer(256)

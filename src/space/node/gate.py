@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from space.core.lifecycle.admission import Admission, Capacity, NoRoom
 from space.model.errors import DeadlineExceeded, NoCapacity
@@ -11,7 +12,9 @@ from space.model.errors import DeadlineExceeded, NoCapacity
 class Gate:
     """One a node."""
 
-    def __init__(self, capacity: Capacity) -> None:
+    def __init__(self, capacity: Capacity, *, disk_free_mib: Callable[[], int] | None = None) -> None:
+        """disk_free_mib: asked at each entry, for what is left is also others' doing."""
+        self._disk_free_mib = disk_free_mib
         self._admission = Admission(capacity)
         self._turns: dict[str, asyncio.Future[None]] = {}
 
@@ -26,7 +29,7 @@ class Gate:
 
     def enter(self, sandbox: str, guest_mib: int) -> None:
         """Take memory and a place in the queue; NoCapacity at once when it does not fit now."""
-        asked = self._admission.ask(sandbox, guest_mib)
+        asked = self._admission.ask(sandbox, guest_mib, None if self._disk_free_mib is None else self._disk_free_mib())
         if isinstance(asked, NoRoom):
             raise NoCapacity(f"cannot create {sandbox}: {asked.why}", hint=asked.hint)
         self._become(asked)

@@ -28,6 +28,7 @@ from space.config.instance import DATA_ROOT, RUN_ROOT, Instance
 from space.config.ready import say_ready
 from space.config.settings import Settings, load_effective
 from space.core.lifecycle.admission import Capacity, memory_budget
+from space.host.files import free_bytes
 from space.model.errors import SpaceError
 from space.model.sandbox import MIB
 from space.node import limits
@@ -60,6 +61,7 @@ def capacity(settings: Settings, *, memory_total_mib: int, processors: int) -> C
         sandboxes=settings.max_sandboxes,
         boots=settings.concurrent_boots or max(processors, 2),
         queue=limits.QUEUE_LENGTH,
+        disk_reserve_mib=settings.disk_reserve_mib,
     )
 
 
@@ -73,7 +75,10 @@ def compose(instance: Instance, settings: Settings, trace: Trace = no_trace) -> 
         rootd=rootd,
         vmm=QemuVmm(rootd, instance),
         ledger=ledger,
-        gate=Gate(capacity(settings, memory_total_mib=memory, processors=len(os.sched_getaffinity(0)))),
+        gate=Gate(
+            capacity(settings, memory_total_mib=memory, processors=len(os.sched_getaffinity(0))),
+            disk_free_mib=lambda: free_bytes(instance.data) >> 20,
+        ),
         slots=Slots(ledger, rootd, releases),
         releases=releases,
         # milliseconds since 1970, so that revisions also grow from one node's life to the next

@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--update", action="store_true", help="take newer packages for the guest's kernel and the base template if there are any"
     )
     parser.add_argument("--source", type=Path, default=Path(__file__).resolve().parents[3], help="the checkout (default: %(default)s)")
+    parser.add_argument("--grow-storage", metavar="GIB", type=int, help="make the loop file with the data so large, and nothing else")
     parser.add_argument("--systemd", action="store_true", help="write a unit that serves instances (space@NAME.service), and nothing else")
     parser.add_argument("--enable", metavar="NAME", nargs="?", const="default", help="with --systemd: enable it for an instance (default)")
     given = parser.parse_args(argv)
@@ -41,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _check()
         if given.systemd:
             return _systemd(given.enable)
+        if given.grow_storage is not None:
+            return _grow(given.grow_storage)
         began = time.monotonic()
         progress = Progress()
         with storage.locked():
@@ -103,6 +106,13 @@ def _check() -> int:
     for check in missing:
         complain(f"{check.name}: {check.detail}" + (f" ({check.remedy})" if check.remedy else ""))
     return 1 if missing else 0
+
+
+def _grow(gib: int) -> int:
+    with storage.locked():
+        changed = storage.grow(gib * storage.GIB)
+    print(f"setup: the storage {'has' if changed else 'had'} {gib} GiB{'' if changed else ' already'}", flush=True)
+    return 0
 
 
 def _systemd(enable: str | None) -> int:

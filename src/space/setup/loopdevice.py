@@ -18,7 +18,7 @@ _LOOP_CONFIGURE = 0x4C0A
 _LOOP_CLR_FD = 0x4C01
 _AUTOCLEAR = 4
 _DIRECT_IO = 16
-_LOOP_MAJOR = 7
+MAJOR = 7
 _CONTROL = (10, 237)
 _TRIES = 16
 _MS_NOSUID, _MS_NODEV, _MS_NOATIME = 2, 4, 1024
@@ -46,7 +46,7 @@ def attach(image: Path) -> int:
     with image.open("r+b", buffering=0) as file, control_path.open("r+b", buffering=0) as control:
         for _ in range(_TRIES):
             number = fcntl.ioctl(control, _LOOP_CTL_GET_FREE)
-            node = device_node(Path(f"/dev/loop{number}"), stat.S_IFBLK, _LOOP_MAJOR, number)
+            node = device_node(Path(f"/dev/loop{number}"), stat.S_IFBLK, MAJOR, number)
             device = os.open(node, os.O_RDWR | os.O_CLOEXEC)
             for flags in (_AUTOCLEAR | _DIRECT_IO, _AUTOCLEAR):  # direct I/O is refused over some file systems
                 try:

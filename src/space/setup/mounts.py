@@ -14,6 +14,25 @@ def below(directory: Path) -> list[Path]:
     return [point for point in points if point.is_relative_to(directory)]
 
 
+def source(point: Path) -> str | None:
+    """What the topmost mount at `point` is of, such as a device; None when nothing is mounted there."""
+    return _last(point, 2)
+
+
+def kind(point: Path) -> str | None:
+    """The file system of the topmost mount at `point`."""
+    return _last(point, 1)
+
+
+def _last(point: Path, after_dash: int) -> str | None:
+    found = None
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split()
+        if Path(fields[4].encode().decode("unicode_escape")) == point:
+            found = fields[fields.index("-") + after_dash]
+    return found
+
+
 def unmount(point: Path) -> None:
     """Take a mount away; SetupFailed when it is in use."""
     try:

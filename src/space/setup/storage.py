@@ -18,7 +18,7 @@ from pathlib import Path
 
 from space.config.instance import DATA_ROOT
 from space.host import syscalls
-from space.setup import command, loopdevice, mounts
+from space.setup import command, growth, loopdevice, mounts
 from space.setup.faults import SetupFailed
 
 GIB = 1 << 30
@@ -99,7 +99,7 @@ def ensure(wanted: int | None = None) -> Storage:
 
     `wanted` is the size of a new loop file in bytes; SPACE_STORAGE_GIB sets it too. SetupFailed says what is in the way.
     """
-    if _ready():
+    if _ready() and _is_whole():
         return Storage(DATA_ROOT, backing(), changed=False)
     with locked():
         return ensure_locked(wanted)
@@ -108,7 +108,8 @@ def ensure(wanted: int | None = None) -> Storage:
 def ensure_locked(wanted: int | None = None) -> Storage:
     """`ensure` for a caller that holds the lock."""
     if _ready():
-        return Storage(DATA_ROOT, backing(), changed=False)
+        # An older set-up, or whoever copied the file, may have left it sparse.
+        return Storage(DATA_ROOT, backing(), changed=not _is_whole() and growth.allocate(IMAGE))
     DATA_ROOT.mkdir(mode=0o755, parents=True, exist_ok=True)
     if has_reflinks(DATA_ROOT):
         return Storage(DATA_ROOT, None, changed=False)
@@ -118,6 +119,7 @@ def ensure_locked(wanted: int | None = None) -> Storage:
         )
     if not IMAGE.exists():
         _make_image(image_bytes(_free(IMAGE.parent), wanted or setting()))
+    growth.allocate(IMAGE)
     if backing() is None:
         _mount_image()
     if not _ready():
@@ -125,6 +127,13 @@ def ensure_locked(wanted: int | None = None) -> Storage:
             f"{IMAGE} is mounted at {DATA_ROOT} and cannot be written", hint="`dmesg | grep -i btrfs` says why; `make clean` starts over"
         )
     return Storage(DATA_ROOT, IMAGE, changed=True)
+
+
+def grow(wanted: int) -> bool:
+    """Make the loop file and what is on it `wanted` bytes large; whether it was smaller. The caller holds the lock."""
+    if backing() is None:
+        raise SetupFailed(f"{DATA_ROOT} is no loop file of space's", hint="grow the file system that it lies on")
+    return growth.grow(IMAGE, DATA_ROOT, wanted)
 
 
 def undo() -> list[str]:
@@ -150,6 +159,10 @@ def backing() -> Path | None:
         if fields[4] == str(DATA_ROOT):
             found = IMAGE if fields[fields.index("-") + 2].startswith("/dev/loop") else None
     return found
+
+
+def _is_whole() -> bool:
+    return backing() is None or not IMAGE.exists() or growth.is_whole(IMAGE)
 
 
 def _ready() -> bool:

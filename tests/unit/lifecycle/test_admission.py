@@ -41,6 +41,16 @@ def test_memory_that_is_not_free_refuses_at_once_with_values() -> None:
     )
 
 
+def test_disk_that_is_kept_for_what_is_there_refuses_at_once_with_values() -> None:
+    admission = Admission(Capacity(memory_mib=10_000, sandboxes=5, boots=2, queue=3, disk_reserve_mib=512))
+    refused = admission.ask("a", 128, 511)
+    assert isinstance(refused, NoRoom)
+    assert refused.why == "the data directory has 511 MiB free, and the last 512 MiB are kept for what is there"
+    assert "space prune" in refused.hint
+    assert isinstance(admission.ask("a", 128, 512), Admission)
+    assert isinstance(admission.ask("a", 128), Admission)
+
+
 def test_as_many_sandboxes_as_may_be() -> None:
     admission = ask(Admission(Capacity(memory_mib=10_000, sandboxes=1, boots=1, queue=1)), "a")
     assert isinstance(admission.ask("b", 1), NoRoom)

@@ -24,12 +24,13 @@ def memory_budget(setting_mib: int, total_mib: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a machine has. memory_mib: for guests and their VMMs. queue: boots that may wait."""
+    """What a machine has. memory_mib: for guests and their VMMs. queue: boots that may wait. disk_reserve_mib: stays free."""
 
     memory_mib: int
     sandboxes: int
     boots: int
     queue: int
+    disk_reserve_mib: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,12 @@ class Admission:
         """Memory that is taken."""
         return sum(self.held.values())
 
-    def ask(self, sandbox: str, guest_mib: int) -> Admission | NoRoom:
-        """A new sandbox that wants to boot: in, and booting or in the queue; or no room. One that is in already changes nothing."""
+    def ask(self, sandbox: str, guest_mib: int, disk_free_mib: int | None = None) -> Admission | NoRoom:
+        """A new sandbox that wants to boot: in, and booting or in the queue; or no room. One that is in already changes nothing.
+
+        disk_free_mib: what the data directory's file system has left. A disk is a reflink and costs nothing until it is written, so
+        what is asked for is no measure; the reserve is what those that are there need to go on.
+        """
         if sandbox in self.held:
             return self
         capacity = self.capacity
@@ -67,6 +72,11 @@ class Admission:
             return NoRoom(
                 f"it needs {wanted} MiB ({guest_mib} for the guest) and {max(free, 0)} of {capacity.memory_mib} MiB are free",
                 "ask for less memory, or delete a sandbox",
+            )
+        if disk_free_mib is not None and disk_free_mib < capacity.disk_reserve_mib:
+            return NoRoom(
+                f"the data directory has {disk_free_mib} MiB free, and the last {capacity.disk_reserve_mib} MiB are kept for what is there",
+                "`space prune` drops caches; delete sandboxes or templates, or grow the storage (`space setup --grow-storage GIB`)",
             )
         if len(self.booting) >= capacity.boots and len(self.waiting) >= capacity.queue:
             return NoRoom(f"{len(self.booting)} sandboxes boot and {len(self.waiting)} wait for it", "try again in a few seconds")
