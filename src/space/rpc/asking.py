@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -27,15 +28,28 @@ A = TypeVar("A")
 class Asker:
     """One end, which it takes over. Unavailable: the other side is gone, now or before. Cancelling a question leaves the others alone.
 
-    most: bytes of an answer.
+    most: bytes of an answer. unasked: gets messages without a number. ended: called once when the other side is gone, or sent what is no
+    answer. first: questions are counted from there, for a socket on which somebody has asked before.
     """
 
-    def __init__(self, sock: socket.socket, answers: object, *, who: str, most: int = MOST) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        answers: object,
+        *,
+        who: str,
+        most: int = MOST,
+        unasked: Callable[[object], None] | None = None,
+        ended: Callable[[], None] | None = None,
+        first: int = 0,
+    ) -> None:
         self._sock = sock
         self._who = who
         self._decoder = msgspec.msgpack.Decoder(answers)
+        self._unasked = unasked
+        self._ended = ended
         self._waiting: dict[int, asyncio.Future[object]] = {}
-        self._number = 0
+        self._number = first
         self._turn = asyncio.Lock()
         self._room: asyncio.Future[None] | None = None
         self._packets = Packets(sock, self._received, self._lost, most=most, burst=16)
@@ -45,14 +59,14 @@ class Asker:
         self._number += 1
         return self._number
 
-    async def ask(self, number: int, question: bytes, kind: type[A], descriptor: int | None = None) -> A:
+    async def ask(self, number: int, question: bytes, kind: type[A], descriptors: int | Sequence[int] | None = None) -> A:
         """The answer. The error that a refusal names; ProtocolError for an answer of another kind."""
         if not self._packets.open:
             raise Unavailable(f"{self._who} is gone")
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         try:
-            await self._send(question, descriptor)
+            await self._send(question, descriptors)
             answer = await future
         finally:
             self._waiting.pop(number, None)
@@ -73,11 +87,11 @@ class Asker:
             self._packets.close()
             self._lost()
 
-    async def _send(self, question: bytes, descriptor: int | None) -> None:
+    async def _send(self, question: bytes, descriptors: int | Sequence[int] | None) -> None:
         async with self._turn:
             while self._packets.open:
                 try:
-                    send_with(self._sock, question, descriptor)
+                    send_with(self._sock, question, descriptors)
                 except BlockingIOError:
                     await self._writable()
                 except OSError as error:
@@ -99,10 +113,15 @@ class Asker:
     def _received(self, message: bytes, _descriptor: int | None) -> None:
         try:
             answer = self._decoder.decode(message)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError):
             self.close()
             return
-        future = self._waiting.get(answer.id)
+        number = getattr(answer, "id", None)
+        if number is None:
+            if self._unasked is not None:
+                self._unasked(answer)
+            return
+        future = self._waiting.get(number)
         if future is not None and not future.done():
             future.set_result(answer)
 
@@ -113,3 +132,6 @@ class Asker:
         for future in waiting.values():
             if not future.done():
                 future.set_exception(Unavailable(f"{self._who} is gone"))
+        if self._ended is not None:
+            ended, self._ended = self._ended, None
+            ended()

@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 MOST = 65_536
@@ -169,10 +169,31 @@ class Listening:
                 peer.close()
 
 
-def send_with(sock: socket.socket, message: bytes, descriptor: int | None) -> None:
-    """One message with a descriptor beside it, which stays the caller's."""
-    rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+def send_with(sock: socket.socket, message: bytes, descriptors: int | Sequence[int] | None) -> None:
+    """One message with a descriptor or several beside it, which stay the caller's."""
+    numbers = [] if descriptors is None else [descriptors] if isinstance(descriptors, int) else list(descriptors)
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", numbers))] if numbers else []
     sock.sendmsg([message], rights, socket.MSG_NOSIGNAL)
+
+
+def receive_with(sock: socket.socket, most: int, descriptors: int) -> tuple[bytes, list[int]] | None:
+    """One message of up to `most` bytes, and up to that many descriptors, which are the caller's; for those without an event loop.
+
+    None: the other end is gone, or sent what is longer or came with more. BlockingIOError while there is nothing.
+    """
+    try:
+        message, rights, flags, _ = sock.recvmsg(most, socket.CMSG_SPACE(4 * descriptors) if descriptors else 0, socket.MSG_CMSG_CLOEXEC)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return None
+    found = _descriptors(rights)
+    cut = flags & socket.MSG_TRUNC or (descriptors and flags & socket.MSG_CTRUNC) or len(found) > descriptors
+    if not message or cut:
+        for one in found:
+            os.close(one)
+        return None
+    return message, found
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
