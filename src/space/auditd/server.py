@@ -1,8 +1,9 @@
 """The composition root of the keeper of the gateway's records: the one process that writes them.
 
+    python -I -m space.auditd.server --instance NAME --listen-fd N [--ready-fd N]
     python -I -m space.auditd.server --data DIR --listen-fd N --peer-uid UID --writer gateway [--writer dialer] [--ready-fd N]
 
---data is its own directory (0700), with the files of `space.audit.files`. Sources and the broker's socket are handed to it over the
+Its own directory (0700) has the files of `space.audit.files`. Sources and the broker's socket are handed to it over the
 listening socket (`space.rpc.audit_api`); what it cannot do without the broker is have its chains vouched for.
 """
 
@@ -15,7 +16,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,16 +26,18 @@ from space.auditd.book import Book
 from space.auditd.chainfile import ChainFile, Keeping
 from space.auditd.keeper import Keeper, Limits
 from space.auditd.reader import Reader
+from space.config import instance as instances
 from space.config import logs
 from space.config.hold import hold
 from space.config.ready import say_ready
-from space.model.errors import Internal, InvalidArgument, SpaceError
+from space.model.errors import Internal, InvalidArgument, SpaceError, Unavailable
 from space.rpc import audit_api as api
 from space.rpc.asking import Refused
 from space.rpc.packets import Listening, Packets, taken
 
 log = logging.getLogger("space.auditd")
 
+WRITERS = ("gateway", "dialer")
 _MOST_CONTROL = 16
 _MOST_QUESTION = 4096
 
@@ -150,27 +153,41 @@ async def run(keeper_of: partial[Keeper], listener: socket.socket, uids: Collect
     log.info("stopped")
 
 
+def _place(options: argparse.Namespace) -> tuple[Path, frozenset[int], Sequence[str]]:
+    """Where it works, for whom, on which chains."""
+    if options.instance is not None:
+        instance = instances.load(options.instance)
+        if instance is None:
+            raise Unavailable(f"there is no instance {options.instance}", hint=f"space serve --instance {options.instance}")
+        return instance.audit_data, frozenset({0, instance.node_uid}), WRITERS
+    if options.data is None or not options.writer:
+        raise InvalidArgument("there is neither --instance NAME nor --data DIR with a --writer")
+    return options.data, frozenset({0, *options.peer_uid}), options.writer
+
+
 def main() -> int:
     """The process."""
     parser = argparse.ArgumentParser(prog="space.auditd", description="the only writer of the gateway's records")
-    parser.add_argument("--data", required=True, type=Path)
+    parser.add_argument("--instance", help="whose records it keeps, which says the rest")
+    parser.add_argument("--data", type=Path)
     parser.add_argument("--listen-fd", required=True, type=int)
-    parser.add_argument("--peer-uid", required=True, type=int, action="append", help="who may register sources, besides root")
-    parser.add_argument("--writer", required=True, action="append", help="a chain to keep")
+    parser.add_argument("--peer-uid", type=int, action="append", default=[], help="who may register sources, besides root")
+    parser.add_argument("--writer", action="append", default=[], help="a chain to keep")
     parser.add_argument("--file-bytes", type=int, default=64 << 20, help="of one file, before the next is begun")
     parser.add_argument("--files", type=int, default=64, help="how many are kept")
     parser.add_argument("--ready-fd", type=int)
     parser.add_argument("--log-format", choices=logs.FORMATS, default="text")
     options = parser.parse_args()
     os.umask(0o077)
-    logs.configure("auditd", options.log_format)
+    logs.configure("audit", options.log_format)
     listener = socket.socket(fileno=options.listen_fd)
     listener.set_inheritable(False)
     keeping = Keeping(size=options.file_bytes, files=options.files)
     try:
-        hold(options.data, "keeper of records")
-        made = partial(compose, options.data, options.writer, keeping, Limits())
-        asyncio.run(run(made, listener, frozenset({0, *options.peer_uid}), options.ready_fd))
+        data, peers, writers = _place(options)
+        hold(data, "keeper of records")
+        made = partial(compose, data, writers, keeping, Limits())
+        asyncio.run(run(made, listener, peers, options.ready_fd))
     except SpaceError as error:
         log.error("%s", error)  # noqa: TRY400 (its words are enough)
         return 1

@@ -111,20 +111,6 @@ def from_environment(environment: MutableMapping[str, str]) -> Keyring | None:
     return None if text is None else parse(text)
 
 
-def make(path: Path) -> None:
-    """A new ring of one key, on the disk when this returns. FileExistsError: nothing is ever written over one."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_hex(32) + "\n")
-        file.flush()
-        os.fsync(descriptor)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
 def _id(key: Secret) -> bytes:
     return hashlib.sha256(b"space wrapping key\0" + key.reveal()).digest()[:_ID]
 

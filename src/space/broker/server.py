@@ -1,8 +1,9 @@
 """The composition root of the broker: the process that holds every key of the gateway, and speaks to nobody outside.
 
+    python -I -m space.broker.server --instance NAME --listen-fd N [--ready-fd N]
     python -I -m space.broker.server --data DIR --listen-fd N --peer-uid UID [--keyring FILE] [--ready-fd N]
 
---data is its own directory (0700): `store.db`, sealed. The ring of wrapping keys comes from a file of its uid (0600) or the variable
+Its own directory (0700) holds `store.db`, sealed. The ring of wrapping keys comes from a file of its uid (0600) or the variable
 SPACE_BROKER_KEY; a broker without one does not start. A new first key in the ring: everything is wrapped anew before it is ready.
 What it does so far: roots, intermediates, leaves, heads of audit chains. Requests: `space.rpc.broker_api`.
 """
@@ -17,6 +18,7 @@ import signal
 import socket
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,11 +28,13 @@ from space.broker.heads import Heads
 from space.broker.lives import Lives
 from space.broker.roots import Roots
 from space.broker.store import Store
+from space.config import instance as instances
 from space.config import logs
 from space.config.hold import hold
 from space.config.ready import say_ready
+from space.config.settings import load_effective
 from space.host.private import keep_memory_private
-from space.model.errors import InvalidArgument, SpaceError
+from space.model.errors import InvalidArgument, SpaceError, Unavailable
 from space.rpc.packets import Listening
 
 log = logging.getLogger("space.broker")
@@ -81,12 +85,40 @@ async def run(store: Store, listener: socket.socket, uids: Collection[int], read
     log.info("stopped")
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where it works, and for whom. keyring None: the environment's."""
+
+    data: Path
+    peers: frozenset[int]
+    keyring: Path | None
+
+
+def of_instance(name: str) -> Place:
+    """That of an instance. Unavailable when it is not there, or not served."""
+    instance = instances.load(name)
+    if instance is None:
+        raise Unavailable(f"there is no instance {name}", hint=f"space serve --instance {name}")
+    settings = load_effective(instance)
+    ring = instance.broker_keyring if settings.broker_keyring is None else Path(settings.broker_keyring)
+    return Place(instance.broker_data, frozenset({0, instance.node_uid}), ring)
+
+
+def _place(options: argparse.Namespace) -> Place:
+    if options.instance is not None:
+        return of_instance(options.instance)
+    if options.data is None:
+        raise InvalidArgument("there is neither --instance NAME nor --data DIR")
+    return Place(options.data, frozenset({0, *options.peer_uid}), options.keyring)
+
+
 def main() -> int:
     """The process."""
     parser = argparse.ArgumentParser(prog="space.broker", description="keys that nobody else may hold")
-    parser.add_argument("--data", required=True, type=Path)
+    parser.add_argument("--instance", help="whose broker it is, which says the rest")
+    parser.add_argument("--data", type=Path)
     parser.add_argument("--listen-fd", required=True, type=int)
-    parser.add_argument("--peer-uid", required=True, type=int, action="append", help="who may register sandboxes, besides root")
+    parser.add_argument("--peer-uid", type=int, action="append", default=[], help="who may register sandboxes, besides root")
     parser.add_argument("--keyring", type=Path, help=f"one or more lines of 64 hex digits; else the variable {keyring.VARIABLE}")
     parser.add_argument("--ready-fd", type=int)
     parser.add_argument("--log-format", choices=logs.FORMATS, default="text")
@@ -99,14 +131,15 @@ def main() -> int:
     listener = socket.socket(fileno=options.listen_fd)
     listener.set_inheritable(False)
     try:
+        place = _place(options)
         found = keyring.from_environment(os.environ)
-        ring = keyring.read(options.keyring) if options.keyring is not None else found
+        ring = keyring.read(place.keyring) if place.keyring is not None else found
         if ring is None:
             raise InvalidArgument("there is no key to open the store with", hint=f"give --keyring FILE or set {keyring.VARIABLE}")
-        hold(options.data, "broker")
-        store = open_store(options.data, ring)
+        hold(place.data, "broker")
+        store = open_store(place.data, ring)
         try:
-            asyncio.run(run(store, listener, frozenset({0, *options.peer_uid}), options.ready_fd))
+            asyncio.run(run(store, listener, place.peers, options.ready_fd))
         finally:
             store.close()
     except SpaceError as error:

@@ -9,6 +9,7 @@ import ctypes
 import fcntl
 import os
 import struct
+from collections.abc import Collection
 
 CLONE_NEWNS = 0x0002_0000
 CLONE_NEWUTS = 0x0400_0000
@@ -24,6 +25,9 @@ RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 0x02, 0x04, 0x08
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_READ, PR_CAPBSET_DROP = 1, 4, 23, 24
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 36, 38, 47, 4
+PR_SET_KEEPCAPS, PR_CAP_AMBIENT_RAISE = 8, 2
+
+CAP_SETGID, CAP_SETUID = 6, 7
 
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC = 1, 2, 4, 8
 
@@ -129,14 +133,25 @@ def drop_capabilities() -> None:
     _checked(_libc.syscall(ctypes.c_long(_SYS_CAPSET[os.uname().machine]), header, sets), "capset")
 
 
-def drop_bounding_set() -> None:
-    """Empty the bounding and the ambient set; needs CAP_SETPCAP."""
+def drop_bounding_set(keep: Collection[int] = ()) -> None:
+    """Empty the bounding set, but for those to keep, and the ambient set; needs CAP_SETPCAP."""
     for capability in range(64):
+        if capability in keep:
+            continue
         try:
             prctl(PR_CAPBSET_DROP, capability)
         except OSError:  # EINVAL: this kernel has no more of them
             break
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
+
+
+def hold_capabilities(capabilities: Collection[int]) -> None:
+    """Have these (of the first 32) and no others, through the next execve as well."""
+    mask = sum(1 << capability for capability in capabilities)
+    header, sets = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), struct.pack("=6I", mask, mask, mask, 0, 0, 0)
+    _checked(_libc.syscall(ctypes.c_long(_SYS_CAPSET[os.uname().machine]), header, sets), "capset")
+    for capability in capabilities:
+        prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, capability)
 
 
 def sethostname(name: str) -> None:

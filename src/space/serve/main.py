@@ -1,4 +1,4 @@
-"""`space serve`: bind the sockets of an instance, start rootd, node and control under their uids, keep them running.
+"""`space serve`: bind the sockets of an instance, start its services (`roles`) under their uids, keep them running.
 
 Root, and small for that: it parses nothing that anybody sends, and keeps no state but records of what it started. When it
 dies the others go on, and the next one adopts them. When it is told to stop it stops them, control first; the sandboxes
@@ -26,8 +26,9 @@ from space.config.instance import DATA_ROOT, RUN_ROOT, SETTINGS_ROOT, Instance, 
 from space.host import syscalls
 from space.model.errors import Internal, InvalidArgument, SpaceError
 from space.model.ids import instance_name
-from space.serve import kernel, layout, records, runtime, tls, verdict
+from space.serve import kernel, keyring, layout, records, runtime, tls, verdict
 from space.serve.notify import READY, STOPPING, notify
+from space.serve.roles import of_instance
 from space.serve.service import Command, Process, Role, module_command
 from space.serve.supervisor import Supervisor
 
@@ -116,6 +117,7 @@ def serve(request: Request, command: Command | None = None) -> None:
         if request.ephemeral:
             undo.callback(_remove, instance)
             mark_ephemeral(instance)  # it may have been there before
+        keyring.ensure(instance, settings, durable=not request.ephemeral)
         config.save_effective(instance, settings, resolved.sources)
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # orphaned VMMs and helpers end up here and are reaped
         run(instance, settings, request, command or services(instance, settings))
@@ -128,8 +130,7 @@ def services(instance: Instance, settings: config.Settings) -> Command:
 
 def run(instance: Instance, settings: config.Settings, request: Request, command: Command) -> None:
     """Adopt or start the services of a locked instance, watch them, stop them."""
-    # How long each may take to end: control lets requests in flight finish, the node closes its ledger.
-    roles = [Role("rootd", 0, 5), Role("node", instance.node_uid, 10), Role("control", instance.control_uid, 10)]
+    roles = of_instance(instance)
     build = runtime.build(repr(settings))
     boot, ends = kernel.boot_id(), False
     adopted = _adopt(instance, roles, build)
@@ -199,12 +200,12 @@ def _adopt(instance: Instance, roles: Sequence[Role], build: str) -> dict[str, P
     """The services that an earlier serve left running; those of another runtime or other settings are stopped instead."""
     from space.serve.service import stop
 
-    by_name = {role.name: role for role in roles}
+    recorded = {record.role: record for record in records.load(instance.services)}
     adopted: dict[str, Process] = {}
-    for record in reversed(records.load(instance.services)):
-        role = by_name.get(record.role)
-        process = records.attach(record, role) if role is not None else None
-        if process is None:
+    for role in reversed(roles):  # where they are stopped: in the order in which they always are
+        record = recorded.get(role.name)
+        process = records.attach(record, role) if record is not None else None
+        if record is None or process is None:
             continue
         if record.build == build:
             adopted[record.role] = process

@@ -1,6 +1,6 @@
 """One service process: what it is, how it is started under its uid, how it is stopped.
 
-A service is `<python> -I -m space.<role>.server --instance NAME --listen-fd N --ready-fd N`. It inherits its listener, a
+A service is `<python> -I -m space.<package>.server --instance NAME --listen-fd N --ready-fd N`. It inherits its listener, a
 pipe on which it says that it is ready, its log, control its certificate and key as well (`--tls-fd N`), and nothing else: no
 descriptor, no environment, no terminal, no way back to root. It outlives its supervisor on purpose: sandboxes and requests
 go on while serve is replaced.
@@ -32,11 +32,19 @@ Command = Callable[["Role", int, int], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A service. uid: also its gid; 0 keeps root's capabilities. stop_seconds: how long it may take to end when asked."""
+    """A service. uid: also its gid; 0 keeps root's capabilities. stop_seconds: how long it may take to end when asked.
+
+    package: of `space`, if it is not the name. capabilities: what a uid that is not root's keeps, and nothing else.
+    alone: in a network namespace of its own with nothing in it. locks_memory: it may keep all its memory out of swap.
+    """
 
     name: str
     uid: int
     stop_seconds: float
+    package: str | None = None
+    capabilities: tuple[int, ...] = ()
+    alone: bool = False
+    locks_memory: bool = False
 
 
 @dataclass(slots=True)
@@ -62,7 +70,7 @@ def module_command(instance: str, *, tls: bool = False, log_format: str = "text"
 
     def command(role: Role, listen_fd: int, ready_fd: int) -> list[str]:
         return [
-            sys.executable, "-I", "-m", f"space.{role.name}.server",
+            sys.executable, "-I", "-m", f"space.{role.package or role.name}.server",
             "--instance", instance, "--listen-fd", str(listen_fd), "--ready-fd", str(ready_fd),
             "--log-format", log_format,
             *(("--tls-fd", str(TLS_FD)) if tls and role.name == "control" else ()),
@@ -123,23 +131,41 @@ def _become(role: Role, argv: list[str], go: int, handed: list[int], log: int) -
         if os.read(go, 1) != b"g":
             os._exit(1)  # serve died, or failed, before this process was recorded
         _arrange_descriptors(handed, log)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        # A container may withhold CAP_SYS_RESOURCE: then the limit that we were given is what there is.
-        files = min(_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+        _limit(role)
         os.chdir("/")
         os.umask(0o022 if role.uid == 0 else 0o077)
+        if role.alone:
+            syscalls.unshare(syscalls.CLONE_NEWNET)
         if role.uid != 0:
-            syscalls.drop_bounding_set()
-            os.setgroups([])
-            os.setresgid(role.uid, role.uid, role.uid)
-            os.setresuid(role.uid, role.uid, role.uid)
-            syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+            _leave_root(role)
         os.execve(argv[0], argv, _ENVIRONMENT)  # noqa: S606 - the one door for services; a list, an environment from nothing
     except BaseException as error:  # noqa: BLE001 - whatever it is, this fork must not run the parent's code
         os.write(2, f"cannot become {role.name}: {error}\n".encode())
     finally:
         os._exit(127)
+
+
+def _limit(role: Role) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # A container may withhold CAP_SYS_RESOURCE: then the limits that we were given are what there is.
+    files = min(_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    if role.locks_memory:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+def _leave_root(role: Role) -> None:
+    """Become the role's uid with its capabilities and no others, and no way to more."""
+    syscalls.drop_bounding_set(role.capabilities)
+    if role.capabilities:
+        syscalls.prctl(syscalls.PR_SET_KEEPCAPS, 1)
+    os.setgroups([])
+    os.setresgid(role.uid, role.uid, role.uid)
+    os.setresuid(role.uid, role.uid, role.uid)
+    if role.capabilities:
+        syscalls.hold_capabilities(role.capabilities)
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
 
 
 def _arrange_descriptors(handed: list[int], log: int) -> None:

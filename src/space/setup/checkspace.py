@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from space.config import blocks
+from space.config import blocks, services
 from space.config import settings as config
 from space.config.artefacts import Store
 from space.config.instance import MAX_INSTANCES, Instance, is_served
@@ -402,7 +402,7 @@ def judge_running(found: Running) -> Check:
     if not found.served:
         return fine(name, "not served", looked_at=looked)
     alive = found.alive if found.alive is not None else {}
-    lacking = [role for role in ("rootd", "node", "control") if role not in alive and found.alive is not None]
+    lacking = [role for role in services.NAMES if role not in alive and found.alive is not None]
     if lacking:
         remedy = f"serve starts them again; {found.log}/{lacking[0]}.log says why they end"
         return failure(name, f"served, without {', '.join(lacking)}", remedy, looked_at=looked)

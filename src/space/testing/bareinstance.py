@@ -1,4 +1,4 @@
-"""A private instance with rootd, and a node where asked, and nothing else: no serve, no control. For tests of the node on real guests.
+"""A private instance with rootd, a node, and what else of the services is asked for: no serve, no control. For tests of the node.
 
 The node can be killed and started again; a test's own program can stand in for `space.node.server` (to stop it at a stage).
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from space.config.instance import Instance, claim
 from space.config.settings import Settings, save_effective
-from space.serve import layout, service
+from space.serve import keyring, layout, roles, service
 from space.serve.private import random_name
 from space.serve.remove import remove
 from space.serve.service import Process, Role
@@ -31,18 +30,18 @@ class BareInstance:
     def __init__(self, settings: Settings) -> None:
         self.instance: Instance = claim(random_name())
         layout.make_directories(self.instance)
+        keyring.ensure(self.instance, settings, durable=False)
         save_effective(self.instance, settings)
-        self._listeners: dict[str, socket.socket] = {}
         self._processes: dict[str, Process] = {}
-        for name in ("rootd", "node"):
-            self._listeners[name] = layout.listen(self.instance, name, settings)
+        self._roles = {role.name: role for role in roles.of_instance(self.instance) if role.name != "control"}
+        self._listeners = {name: layout.listen(self.instance, name, settings) for name in self._roles}
 
     def start(self, name: str, *program: str) -> int:
-        """Start `rootd` or `node`, and return its pid when it is ready. program: other words than `-m space.NAME.server` for Python."""
-        role = Role(name, 0 if name == "rootd" else self.instance.node_uid, 10.0)
+        """Start a service, and return its pid when it is ready. program: other words than `-m space.NAME.server` for Python."""
+        role = self._roles[name]
 
         def command(role: Role, listen_fd: int, ready_fd: int) -> list[str]:
-            words = program or ("-m", f"space.{role.name}.server")
+            words = program or ("-m", f"space.{role.package or role.name}.server")
             fds = ["--listen-fd", str(listen_fd), "--ready-fd", str(ready_fd)]
             return [isolated_python(), "-I", *words, "--instance", self.instance.name, *fds]
 
@@ -81,7 +80,7 @@ class BareInstance:
 
 @contextmanager
 def bare_instance(*services: str, settings: Settings | None = None) -> Iterator[BareInstance]:
-    """An instance with these services started (`rootd`, `node`)."""
+    """An instance with these services started, in that order."""
     one = BareInstance(settings or Settings(accelerator="tcg"))
     try:
         for name in services:

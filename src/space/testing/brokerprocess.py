@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from space.broker import keyring
+from space.config import keyfile
 
 
 class _Service:
@@ -68,7 +68,7 @@ class BrokerProcess(_Service):
     def __init__(self, directory: Path) -> None:
         self.keyring = directory / "keyring"
         if not self.keyring.exists():
-            keyring.make(self.keyring)
+            keyfile.make(self.keyring)
         super().__init__(directory, "space.broker.server", ["--keyring", str(self.keyring)])
 
 

@@ -101,7 +101,7 @@ class Server:
         return found
 
     def pid(self, role: str) -> int:
-        """The process of `serve`, `rootd`, `node` or `control` now."""
+        """The process of `serve`, or of one of its services, now."""
         if role == "serve":
             assert self._launch is not None
             return self._launch.process.pid

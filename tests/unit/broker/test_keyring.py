@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from space.broker import keyring
 from space.broker.keyring import Keyring, Sealed
 from space.broker.store import Entry, Store
+from space.config import keyfile
 from space.model.errors import Conflict, Internal, InvalidArgument
 from space.model.secret import Secret
 
@@ -49,12 +50,12 @@ def test_no_other_bytes_open(data: st.DataObject) -> None:
 
 def test_a_ring_is_read_from_a_file_of_this_uid_alone(tmp_path: Path) -> None:
     path = tmp_path / "ring"
-    keyring.make(path)
+    keyfile.make(path)
     assert path.stat().st_mode & 0o777 == 0o600
     sealed = keyring.read(path).seal("p", Secret(CANARY))
     assert keyring.read(path).open("p", sealed).reveal() == CANARY
     with pytest.raises(FileExistsError):
-        keyring.make(path)
+        keyfile.make(path)
     path.chmod(0o640)
     with pytest.raises(InvalidArgument, match="mode 0640"):
         keyring.read(path)
@@ -66,9 +67,19 @@ def test_a_ring_is_read_from_a_file_of_this_uid_alone(tmp_path: Path) -> None:
         keyring.read(tmp_path / "none")
 
 
+def test_a_ring_that_was_cut_off_while_it_was_made_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        keyfile.make(tmp_path / "ring")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a file away")
 def test_a_ring_of_somebody_else_is_refused(tmp_path: Path) -> None:
-    keyring.make(tmp_path / "ring")
+    keyfile.make(tmp_path / "ring")
     os.chown(tmp_path / "ring", 12345, 12345)
     with pytest.raises(InvalidArgument, match="uid 12345"):
         keyring.read(tmp_path / "ring")
@@ -144,6 +155,7 @@ import sys
 from pathlib import Path
 from space.broker.keyring import Keyring
 from space.broker.store import Entry, Store
+from space.config import keyfile
 from space.model.secret import Secret
 store = Store(Path(sys.argv[1]), Keyring([Secret(b"o" * 32)]))
 for version in range(int(sys.argv[2]), 100000):

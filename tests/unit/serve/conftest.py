@@ -37,6 +37,7 @@ facts = {
     "pid": os.getpid(), "uids": os.getresuid(), "gids": os.getresgid(), "groups": os.getgroups(), "environ": dict(os.environ),
     "fds": sorted(int(n) for n in os.listdir("/proc/self/fd")), "cwd": os.getcwd(), "sid": os.getsid(0),
     "no_new_privs": status["NoNewPrivs"], "bounding": status["CapBnd"], "effective": status["CapEff"],
+    "permitted": status["CapPrm"], "inheritable": status["CapInh"], "ambient": status["CapAmb"],
 }
 if os.path.realpath("/proc/self/fd/5").startswith("/memfd:space-tls"):
     facts["tls"] = open("/proc/self/fd/5").read()
@@ -62,7 +63,7 @@ def _ask(address: Path | tuple[str, int]) -> dict[str, object]:
     if isinstance(address, tuple):
         connection = socket.create_connection(address, timeout=10)
     else:
-        kind = socket.SOCK_SEQPACKET if address.name == "rootd.sock" else socket.SOCK_STREAM
+        kind = socket.SOCK_STREAM if address.name == "node.sock" else socket.SOCK_SEQPACKET
         connection = socket.socket(socket.AF_UNIX, kind)
         connection.settimeout(10)
         connection.connect(str(address))

@@ -133,8 +133,12 @@ def test_a_service_that_is_not_recorded_dies_with_its_serve_before_it_does_anyth
 ) -> None:
     lost = tmp_path / "lost"
 
-    def save(_: Path, running: Iterable[records.Record]) -> None:
-        for record in running:
+    keep = records.save
+
+    def save(path: Path, running: Iterable[records.Record]) -> None:
+        held = list(running)
+        keep(path, [record for record in held if record.role != "node"])
+        for record in held:
             if record.role == "node":
                 lost.write_text(f"{record.pid} {record.started}")
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -149,6 +153,7 @@ def test_a_service_that_is_not_recorded_dies_with_its_serve_before_it_does_anyth
         assert namespaces.wait_ended(unknown, 10)
         os.close(unknown)
     assert log_tail(instance.log / "node.log") == ""
+    records.kill_all(instance.services)
 
 
 def test_a_service_that_died_while_nobody_watched_is_started_on_a_new_listener(

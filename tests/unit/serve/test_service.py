@@ -9,6 +9,7 @@ from pathlib import Path
 
 from space.config.instance import Instance
 from space.config.settings import Settings
+from space.host.syscalls import CAP_SETGID, CAP_SETUID
 from space.serve import kernel, layout, records
 from space.serve.service import Command, Process, Role, ended, log_tail, start, stop
 
@@ -19,6 +20,17 @@ Ask = Callable[[Path], dict[str, object]]
 def _ready(process: Process) -> bytes:
     assert process.ready is not None
     return os.read(process.ready, 100)
+
+
+def _locked_memory(pid: int) -> str:
+    """The hard limit."""
+    lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    return next(line for line in lines if line.startswith("Max locked memory")).split()[4]
+
+
+def _may_raise_limits() -> bool:
+    effective = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff"))
+    return bool(int(effective.split()[1], 16) >> 24 & 1)
 
 
 def _reap(process: Process) -> int:
@@ -45,10 +57,47 @@ def test_service_has_its_uid_no_groups_no_capability_and_no_way_to_more(instance
     assert facts["no_new_privs"] == "1"
     assert int(str(facts["bounding"]), 16) == 0
     assert int(str(facts["effective"]), 16) == 0
+    assert {int(str(facts[which]), 16) for which in ("permitted", "inheritable", "ambient")} == {0}
     assert facts["environ"] == {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
     assert facts["fds"] == [0, 1, 2, 3, 4, 5]  # 5 is the listing of the directory itself
     assert facts["cwd"] == "/"
     assert facts["sid"] == process.pid != os.getsid(0)
+
+
+def test_the_zygote_has_two_capabilities_and_a_network_namespace_with_nothing_in_it(
+    instance: Instance, command: Commands, ask: Ask
+) -> None:
+    role = Role("gateway", instance.gateway_uid, 5, capabilities=(CAP_SETUID, CAP_SETGID), alone=True)
+    with layout.listen(instance, "gateway", Settings()) as listener:
+        process = start(role, command(), listener, instance.log / "gateway.log")
+        assert _ready(process) == b"isolation of gateway"
+        facts = ask(instance.gateway_socket)
+        namespace = Path(f"/proc/{process.pid}/ns/net").readlink()
+        lines = Path(f"/proc/{process.pid}/net/dev").read_text().splitlines()
+        interfaces = [line.split(":")[0].strip() for line in lines[2:]]
+        assert stop(process) == "stopped"
+    _reap(process)
+    assert facts["uids"] == facts["gids"] == [instance.gateway_uid] * 3
+    assert facts["groups"] == []
+    assert facts["no_new_privs"] == "1"
+    both = 1 << CAP_SETUID | 1 << CAP_SETGID
+    assert {int(str(facts[which]), 16) for which in ("bounding", "effective", "permitted", "inheritable", "ambient")} == {both}
+    assert namespace != Path("/proc/self/ns/net").readlink()
+    assert interfaces == ["lo"]
+
+
+def test_only_a_service_that_holds_keys_may_lock_its_memory(instance: Instance, command: Commands, ask: Ask) -> None:
+    limits = {}
+    for role in (Role("broker", instance.broker_uid, 5, locks_memory=True), Role("audit", instance.audit_uid, 5)):
+        with layout.listen(instance, role.name, Settings()) as listener:
+            process = start(role, command(), listener, instance.log / f"{role.name}.log")
+            _ready(process)
+            limits[role.name] = _locked_memory(process.pid)
+            stop(process)
+        _reap(process)
+    # A container may withhold CAP_SYS_RESOURCE: then a limit that was given stays.
+    assert limits["broker"] == ("unlimited" if _may_raise_limits() else limits["audit"])
+    assert limits["audit"] == _locked_memory(os.getpid())
 
 
 def test_a_service_that_ignores_the_request_is_killed_and_it_is_said(instance: Instance, command: Commands) -> None:

@@ -15,7 +15,7 @@ from threading import Thread
 
 import pytest
 
-from space.config import blocks
+from space.config import blocks, services
 from space.config.artefacts import Store, TemplateManifest
 from space.config.instance import Instance, claim
 from space.config.settings import Settings
@@ -38,7 +38,8 @@ NOW = 2e9
 GOOD_CERTIFICATE = Certificate("default", "/c.pem", NOW, NOW - 1000, NOW + 90 * 86_400)
 GOOD_BLOCKS = Blocks({"a": blocks.uids(0), "b": blocks.uids(1)}, (range(100_000, 165_536),), {"root": 0})
 HEALTH = {"status": "ok", "isolation": "hardware", "version": "0.1.0"}
-SERVICES = dict.fromkeys(("rootd", "node", "control"), "/opt/r")
+SERVICES = dict.fromkeys(services.NAMES, "/opt/r")
+LACKING = {name: "/opt/r" for name in services.NAMES if name != "node"}
 GOOD_RUNNING = Running("a", served=True, alive=SERVICES, health=HEALTH, installed=Path("/opt/r"), log=Path("/l"))
 
 
@@ -153,8 +154,8 @@ def test_kvm_counts_only_when_it_runs_code_and_the_nodes_guest_knows_best(found:
         (checkspace.judge_blocks(replace(GOOD_BLOCKS, accounts={"eve": blocks.uids(9)[0]})), WARNING, "eve"),
         (checkspace.judge_running(GOOD_RUNNING), OK, "0.1.0, ok, isolation: hardware"),
         (checkspace.judge_running(replace(GOOD_RUNNING, served=False, alive={})), OK, "not served"),
-        (checkspace.judge_running(replace(GOOD_RUNNING, served=False)), WARNING, "serve is dead; control, node, rootd run on"),
-        (checkspace.judge_running(replace(GOOD_RUNNING, alive={"rootd": "/opt/r", "control": "/opt/r"})), FAILURE, "/l/node.log"),
+        (checkspace.judge_running(replace(GOOD_RUNNING, served=False)), WARNING, "serve is dead; audit, broker, "),
+        (checkspace.judge_running(replace(GOOD_RUNNING, alive=LACKING)), FAILURE, "/l/node.log"),
         (checkspace.judge_running(replace(GOOD_RUNNING, health="Connection refused")), FAILURE, "does not answer: Connection refused"),
         (checkspace.judge_running(replace(GOOD_RUNNING, health=HEALTH | {"status": "degraded"})), FAILURE, "node is not connected"),
         (checkspace.judge_running(replace(GOOD_RUNNING, installed=Path("/opt/new"))), WARNING, "and /opt/new is installed"),

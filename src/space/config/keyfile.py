@@ -1,0 +1,34 @@
+"""A new key file for the broker: whole and on the disk, or not there. Without the crypto library: serve makes it before the broker runs."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+
+def make(path: Path, owner: int | None = None, *, durable: bool = True) -> None:
+    """A ring of one fresh key. owner: uid and gid, default who calls. FileExistsError: nothing is ever written over one.
+
+    durable: on the disk when this returns.
+    """
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    staged.unlink(missing_ok=True)
+    descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_hex(32) + "\n")
+            file.flush()
+            if owner is not None:
+                os.fchown(descriptor, owner, owner)
+            if durable:
+                os.fsync(descriptor)
+        os.link(staged, path, follow_symlinks=False)
+    finally:
+        staged.unlink(missing_ok=True)
+    if durable:
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
