@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -524,3 +525,36 @@ def test_edge_leads_nowhere(host: RootHost) -> None:
         assert [(route["dst"], route["dev"]) for route in routes] == [("10.0.0.0/30", "tap0")]
         neighbours = json.loads(_inside(host, lambda: process.run(["ip", "-j", "neigh"]).stdout))
         assert [(one["dst"], one["lladdr"], one["state"]) for one in neighbours] == [(GUEST, "52:54:00:00:00:02", ["PERMANENT"])]
+
+
+def _memberships(pid: int) -> str:
+    return Path(f"/proc/{pid}/cgroup").read_text()
+
+
+def test_a_worker_puts_itself_into_its_slots_cgroup_without_rights_of_its_own_and_ends_with_the_slot(host: RootHost) -> None:
+    def entrances(slot: int) -> tuple[int, ...]:
+        return host.ask(lambda client: client.worker_cgroup(slot))
+
+    host.ask(lambda client: client.create_slot(7))
+    held = entrances(7)
+    assert 1 <= len(held) <= 4
+    ready, said = os.pipe()
+    worker = os.fork()
+    if worker == 0:
+        os.setresgid(61234, 61234, 61234)
+        os.setresuid(61234, 61234, 61234)
+        for descriptor in held:
+            os.write(descriptor, b"0")
+        os.write(said, b"!")
+        signal.pause()
+        os._exit(0)
+    os.close(said)
+    for descriptor in (*held, *entrances(7)):  # asked again: the same cgroup, with whoever is in it
+        os.close(descriptor)
+    assert os.read(ready, 1) == b"!"
+    os.close(ready)
+    ours = [line for line in _memberships(worker).splitlines() if line.endswith(f"/{host.instance.cgroup}/worker-7")]
+    assert len(ours) == len(held)
+    host.ask(lambda client: client.destroy_slot(7))
+    assert os.waitpid(worker, 0)[1] == signal.SIGKILL
+    assert not [path for path in host.tree().child("worker-7").directories() if path.exists()]

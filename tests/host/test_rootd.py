@@ -70,7 +70,7 @@ def test_rootd_is_small() -> None:
         (b'{"op":"create_slot","slot":1,"path":"/etc"}', "create_slot has no field 'path'"),
         (b'{"op":"create_slot"}', "create_slot needs the field 'slot'"),
         (b'{"op":"create_slot","slot":true}', "slot is of type int, not bool"),
-        (b'{"op":"create_slot","slot":2048}', "slot is 0 to 2047, not 2048"),
+        (b'{"op":"create_slot","slot":1536}', "slot is 0 to 1535, not 1536"),
         (b'{"op":"kill_vmm","sandbox":"../../etc","generation":1}', "not a sandbox id"),
         (b"x" * 4097, "a message has at most 4096 bytes"),
         (b"[" * 4000, "not a JSON object"),

@@ -9,8 +9,10 @@ beside it where said. Every operation is idempotent by (sandbox, generation).
 | describe | Describe | slots: [int], sandboxes: [{sandbox, generation, slot, alive}] |
 | create_slot | SlotOp | namespace with TAP and ruleset (read back) |
 | create_edge | EdgeOp | slot that admits what the egress gateway serves; descriptors of its listeners: transparent TCP, DNS, DNS over TCP |
-| destroy_slot | SlotOp | refused (`conflict`) while a VMM of it lives; an edge's flows are aborted first |
+| destroy_slot | SlotOp | refused (`conflict`) while a VMM of it lives; its worker is killed and an edge's flows are aborted first |
 | slot_counters | SlotOp | counters: {name: packets} of the slot's filter |
+| worker_cgroup | SlotOp | 1 to 4 descriptors, open for writing: who writes 0 there is in the cgroup of the slot's gateway worker |
+| provide_root | TemplateOp | the template's root is in the broker's directory; refused (`not_found`) when it has none |
 | create_sandbox | CreateSandbox | directory, reflinked disk of that size, cgroups |
 | start_vmm | StartVmm | pidfd as descriptor; sockets in Instance.vm_run() listen before the answer |
 | adopt_vmm | SandboxOp | alive, and a pidfd as descriptor if alive |
@@ -45,6 +47,13 @@ class EdgeOp:
     slot: int
     synthetic: str
     literal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateOp:
+    """A template by digest."""
+
+    template: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ OPERATIONS: dict[str, type[Operation]] = {
     "create_edge": EdgeOp,
     "destroy_slot": SlotOp,
     "slot_counters": SlotOp,
+    "worker_cgroup": SlotOp,
     "create_sandbox": CreateSandbox,
     "start_vmm": StartVmm,
     "adopt_vmm": SandboxOp,

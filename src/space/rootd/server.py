@@ -31,7 +31,7 @@ from space.core.plan.edge import Plan, parse_range
 from space.host import cgroups, namespaces, syscalls
 from space.model.errors import Conflict, Internal, NoCapacity, NotFound, SpaceError
 from space.model.rootd import CreateSandbox, Describe, EdgeOp, Operation, SandboxOp, SlotOp, StartVmm
-from space.rootd import edge, records, sandboxes, slots, vmm
+from space.rootd import edge, records, sandboxes, slots, vmm, workers
 from space.rootd.log import configure, log
 
 _MAX_PEERS = 16
@@ -58,6 +58,8 @@ class Rootd:
         match record:
             case Describe():
                 return self._describe(), ()
+            case SlotOp(slot=slot) if op == "worker_cgroup":
+                return {}, workers.entrances(self.place, slot)
             case SlotOp(slot=slot):
                 return self._slot(op, slot), ()
             case EdgeOp(slot=slot):
@@ -90,6 +92,7 @@ class Rootd:
             return {}
         if (tenant := self._tenant(slot)) is not None:
             raise Conflict(f"the VMM of {tenant} lives in slot {slot}", hint="kill it and wait for its end first")
+        workers.end(self.place, slot)
         self.edges.destroy(slot)
         if op == "create_slot":
             slots.create(self.instance, slot)

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from space.model.errors import Internal, ProtocolError, SpaceError, Unavailable, from_code
-from space.model.rootd import CreateSandbox, Describe, EdgeOp, Operation, SandboxOp, SlotOp, StartVmm
+from space.model.rootd import CreateSandbox, Describe, EdgeOp, Operation, SandboxOp, SlotOp, StartVmm, TemplateOp
 
 _ANSWER_BYTES = 4 << 20
-_MOST_DESCRIPTORS = 3
+_LISTENERS = 3
+_MOST_DESCRIPTORS = 4
 _RECONNECT_STEPS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # serve starts a rootd that died again after a moment
 
 T = TypeVar("T")
@@ -62,6 +63,10 @@ class Listeners:
     transparent: int
     dns: int
     dns_tcp: int
+
+    def close(self) -> None:
+        """All of them."""
+        _close_all((self.transparent, self.dns, self.dns_tcp))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +164,21 @@ class RootdClient:
         Conflict while a VMM lives in a slot that had to be built anew.
         """
         descriptors = (await self._ask("create_edge", EdgeOp(slot, synthetic, literal))).descriptors
-        if len(descriptors) != _MOST_DESCRIPTORS:
+        if len(descriptors) != _LISTENERS:
             _close_all(descriptors)
             raise ProtocolError(f"rootd's answer came with {len(descriptors)} listeners")
         return Listeners(*descriptors)
+
+    async def worker_cgroup(self, slot: int) -> tuple[int, ...]:
+        """Descriptors, which the caller owns, by which a process puts itself into the cgroup of the slot's worker: one a hierarchy."""
+        descriptors = (await self._ask("worker_cgroup", SlotOp(slot))).descriptors
+        if not descriptors:
+            raise ProtocolError("rootd's answer came without a file of the worker's cgroup")
+        return descriptors
+
+    async def provide_root(self, template: str) -> None:
+        """The root certificate's key of that template is where the broker takes it from. NotFound: the template has none."""
+        await self._ask("provide_root", TemplateOp(template))
 
     async def slot_counters(self, slot: int) -> dict[str, int]:
         """What the filter of a slot counted: packets by kind."""
@@ -204,7 +220,7 @@ class RootdClient:
         if self._connection is not None:
             self._connection.close("closed")
 
-    async def _ask(self, op: str, record: Operation) -> _Answer:
+    async def _ask(self, op: str, record: Operation | TemplateOp) -> _Answer:
         message = json.dumps({"op": op, **asdict(record)}).encode()
         for attempt in (1, 2):
             connection = await self._connected()
