@@ -88,12 +88,14 @@ class Keeper:
             raise NotFound(f"there is no chain {writer}, only {', '.join(sorted(self.books))}")
         self.unbind(writer, sandbox, generation)
         limits = self._limits
+        # One that speaks for all counts each sandbox's denials itself: held to a sandbox's rate, one sandbox's flood would hide another's.
+        denials = Bucket(limits.denials_rate, limits.denials_burst) if sandbox else Bucket(limits.rate, limits.burst)
         source = Source(
             self.books[writer],
             sandbox,
             generation,
             Bucket(limits.rate, limits.burst),
-            Denials(Bucket(limits.denials_rate, limits.denials_burst)),
+            Denials(denials),
         )
         key = (writer, sandbox, generation)
         source.end = Packets(sock, partial(self._received, source), partial(self._gone, key, source), burst=_BURST)

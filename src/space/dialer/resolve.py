@@ -50,6 +50,22 @@ class Tuning:
     patience: Patience = field(default_factory=Patience)
 
 
+class Share:
+    """One sandbox's part of a resolver: so many names are looked up for it at once, and no more, however slow they are."""
+
+    def __init__(self, resolver: Resolver, lookups: int) -> None:
+        self._resolver = resolver
+        self._turn = asyncio.Semaphore(lookups)
+
+    async def resolve(self, name: str) -> Resolved:
+        """As the resolver's own; an answer that is known waits for nobody."""
+        known = self._resolver.known(name)
+        if known is not None:
+            return known
+        async with self._turn:
+            return await self._resolver.resolve(name)
+
+
 class Resolver:
     """clock: seconds that only go forward. hosts: canonical names that the operator answers for, and no resolver is asked for."""
 
@@ -70,12 +86,9 @@ class Resolver:
 
     async def resolve(self, name: str) -> Resolved:
         """The addresses of a canonical name. Questions for one name at the same time are one."""
-        if name in self._hosts:
-            return Resolved(self._hosts[name])
-        kept = self._kept.get(name)
-        if kept is not None and kept[0] > self._clock():
-            self._kept.move_to_end(name)
-            return kept[1]
+        known = self.known(name)
+        if known is not None:
+            return known
         task = self._running.get(name)
         if task is None:
             if len(self._running) >= self._tuning.lookups:
@@ -85,6 +98,16 @@ class Resolver:
             task.add_done_callback(lambda _: self._running.pop(name, None))
         return await asyncio.shield(task)  # one who gives up does not take the answer from the others; it ends by its own deadline
 
+    def known(self, name: str) -> Resolved | None:
+        """What needs no question: the operator's word, or an answer that is still good."""
+        if name in self._hosts:
+            return Resolved(self._hosts[name])
+        kept = self._kept.get(name)
+        if kept is None or kept[0] <= self._clock():
+            return None
+        self._kept.move_to_end(name)
+        return kept[1]
+
     async def aclose(self) -> None:
         """End what is under way."""
         tasks = list(self._running.values())
@@ -92,13 +115,24 @@ class Resolver:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def use(self, servers: Sequence[Server]) -> None:
+        """Ask these from now on. What others said is forgotten; what is under way ends with those that it began with."""
+        if tuple(servers) != self._servers:
+            self._servers, self._first = tuple(servers), 0
+            self._kept.clear()
+
+    @property
+    def servers(self) -> tuple[Server, ...]:
+        """Who is asked."""
+        return self._servers
+
     @property
     def kept(self) -> int:
         """Names in the cache."""
         return len(self._kept)
 
     async def _look_up(self, name: str) -> Resolved:
-        asked = dns.name.from_text(name)
+        asked, servers = dns.name.from_text(name), self._servers
         ttl = self._tuning.failure
         try:
             async with asyncio.timeout(self._tuning.seconds):
@@ -109,7 +143,8 @@ class Resolver:
             found = Resolved((), "answer_refused")
         except (Unusable, TimeoutError, OSError):
             found = Resolved((), "resolver_failed")
-        self._keep(name, ttl, found)
+        if servers is self._servers:  # what others said than those that are asked now is used once, and not kept
+            self._keep(name, ttl, found)
         return found
 
     def _joined(self, answered: Sequence[Section | BaseException]) -> tuple[Resolved, float]:
@@ -134,31 +169,19 @@ class Resolver:
 
     async def _section(self, name: dns.name.Name, kind: dns.rdatatype.RdataType) -> Section:
         """From the first resolver that answers. What an answer says is final: another resolver is asked for want of one only."""
-        first = self._first
+        first, servers = self._first, self._servers
         why: Exception = Unusable("there is no resolver")
-        for turn in range(self._tuning.rounds * len(self._servers)):
-            at = (first + turn) % len(self._servers)
+        for turn in range(self._tuning.rounds * len(servers)):
+            at = (first + turn) % len(servers)
             try:
-                section = read(await ask(self._servers[at], name, kind, self._tuning.patience), name, kind, self._tuning.bounds)
+                section = read(await ask(servers[at], name, kind, self._tuning.patience), name, kind, self._tuning.bounds)
             except (Unusable, TimeoutError, OSError) as error:
                 why = error
                 continue
-            self._first = at
+            if servers is self._servers:
+                self._first = at
             return section
         raise why
-
-
-def servers_of(resolv_conf: str) -> tuple[Server, ...]:
-    """The resolvers that a resolv.conf names; its search domains and options are not for us. A zone of an address makes it useless here."""
-    found: list[Server] = []
-    for line in resolv_conf.splitlines():
-        words = line.split()
-        if len(words) >= 2 and words[0] == "nameserver":
-            try:
-                found.append(Server(ip_address(words[1])))
-            except ValueError:
-                continue
-    return tuple(dict.fromkeys(found))
 
 
 def hosts_of(text: str) -> dict[str, tuple[Address, ...]]:

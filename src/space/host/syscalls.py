@@ -33,6 +33,9 @@ MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC = 1, 2
 
 MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT = 1, 2, 4
 
+IN_MODIFY, IN_ATTRIB, IN_CLOSE_WRITE, IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE = 2, 4, 8, 0x40, 0x80, 0x100, 0x200
+IN_DELETE_SELF, IN_MOVE_SELF, IN_ONLYDIR = 0x400, 0x800, 0x0100_0000
+
 NSFS_MAGIC = 0x6E73_6673
 _AT_FDCWD, _AT_EMPTY_PATH, _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = -100, 0x1000, 1, 4
 
@@ -68,6 +71,16 @@ def exchange(one: str, other: str) -> None:
     number = ctypes.c_long(_SYS_RENAMEAT2[os.uname().machine])
     here = ctypes.c_int(_AT_FDCWD)
     _checked(_libc.syscall(number, here, os.fsencode(one), here, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE)), f"exchange {one}")
+
+
+def inotify_init() -> int:
+    """A descriptor, close-on-exec and not blocking, on which changes of what `inotify_watch` names are told."""
+    return _checked(_libc.inotify_init1(ctypes.c_int(os.O_CLOEXEC | os.O_NONBLOCK)), "inotify_init1")
+
+
+def inotify_watch(descriptor: int, path: str, events: int) -> None:
+    """Tell of these events at `path`, from now on; a path that is watched already is watched for these instead."""
+    _checked(_libc.inotify_add_watch(ctypes.c_int(descriptor), os.fsencode(path), ctypes.c_uint32(events)), f"inotify_add_watch {path}")
 
 
 def unshare(flags: int) -> None:

@@ -76,9 +76,13 @@ class Asker:
             raise ProtocolError(f"{self._who} answered with {type(answer).__name__} where {kind.__name__} belongs")
         return answer
 
+    async def tell(self, message: bytes) -> None:
+        """Send what is not answered; waits while the other side is behind. Unavailable: it is gone."""
+        await self._send(message, None)
+
     @property
     def open(self) -> bool:
-        """Whether the other side is there."""
+        """Whether the other side has not hung up."""
         return self._packets.open
 
     def close(self) -> None:

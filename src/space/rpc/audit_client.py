@@ -95,6 +95,15 @@ class RecordSocket:
         except OSError as error:
             raise Unavailable(f"the keeper of the records is gone: {error.strerror}") from error
 
+    async def told(self, message: bytes) -> None:
+        """Send a note without an id, as soon as it is taken. Unavailable: nobody takes it any more."""
+        await self._asker.tell(message)
+
+    @property
+    def open(self) -> bool:
+        """Whether the keeper has not hung up."""
+        return self._asker.open
+
     def number(self) -> int:
         """An id for the next note that is to be answered."""
         return self._asker.number()

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from ipaddress import ip_address, ip_network
 
 import pytest
 
-from space.core.policy.model import Policy, Rule
-from space.core.policy.names import Pattern
-from space.core.policy.verdict import Layer
+from space.core.policy.document import compose, read
 from space.dialer.connect import Connected, NotConnected, connect
-from space.dialer.dial import Dialer, DialRecord, Policies, Refused
+from space.dialer.dial import Dialer, DialRecord
 from space.dialer.exchange import Patience
+from space.dialer.policies import Policies, Refused
 from space.dialer.resolve import Resolver, Tuning
 from space.dialer.vet import Checked, Vetter
+from space.model.errors import Conflict
 from space.testing.dnslab import Zone, run, serve
 
 _NAME, _BOX = "a.example.com", "sb-one"
 
 
-def _layers(port: int) -> tuple[Layer, ...]:
-    return (Layer(Policy("p", (Rule("r", Pattern(_NAME), port, "tcp"),))),)
+def _put(policies: Policies, number: int, port: int) -> None:
+    document = read(compose({"sandbox": {"version": 1, "rule": [{"tcp": f"{_NAME}:{port}"}]}}))
+    policies.add(document)
+    policies.put(_BOX, number, document.digest)
 
 
 def _tried(zone: Zone, work: Callable[[Dialer, int, list[DialRecord], list[Checked]], Awaitable[None]], fails: bool = False) -> None:
@@ -35,7 +38,7 @@ def _tried(zone: Zone, work: Callable[[Dialer, int, list[DialRecord], list[Check
             dialled.append(checked)
             return await connect(checked, port)
 
-        def record(one: DialRecord) -> None:
+        async def record(one: DialRecord) -> None:
             if fails:
                 raise OSError("no audit")
             records.append(one)
@@ -43,7 +46,7 @@ def _tried(zone: Zone, work: Callable[[Dialer, int, list[DialRecord], list[Check
         with socket.create_server(("127.9.0.1", 0)) as listener:
             port = listener.getsockname()[1]
             policies = Policies()
-            policies.put(_BOX, 2, _layers(port))
+            _put(policies, 2, port)
             resolver = Resolver([zone.server], lambda: 0.0, Tuning(rounds=1, patience=Patience(seconds=0.3)))
             vetter = Vetter(frozenset, (ip_network("127.9.0.0/16"),))
             await work(Dialer(policies, resolver, vetter.vet, record, lambda: 0.0, watched), port, records, dialled)
@@ -96,7 +99,9 @@ def test_no_question_leaves_for_what_the_policy_does_not_allow() -> None:
         for generation in (1, 3):
             assert await dialer.dial(_BOX, generation, _NAME, port) == Refused("policy_generation")
         assert await dialer.dial(_BOX, 2, "b.example.com", port) == Refused("name_not_allowed", denied=True)
-        assert not dialer.policies.put(_BOX, 1, ())
+        for number, digest in ((1, ""), (2, "")):
+            with pytest.raises(Conflict):
+                dialer.policies.put(_BOX, number, digest)
         assert zone.asked == []
 
     _tried(zone, work)
@@ -107,8 +112,28 @@ def test_policy_that_goes_while_dialling_takes_the_socket_with_it() -> None:
     zone.address(_NAME, "127.9.0.1")
 
     async def work(dialer: Dialer, port: int, _: list[DialRecord], __: list[Checked]) -> None:
-        zone.forge = lambda query, whole, tcp: (dialer.policies.put(_BOX, 3, _layers(1)), [whole])[1]
+        def changes(_query: object, whole: bytes, _tcp: bool) -> list[bytes]:
+            _put(dialer.policies, 3, 1)
+            return [whole]
+
+        zone.forge = changes
         assert await dialer.dial(_BOX, 2, _NAME, port) == Refused("port_not_allowed", denied=True)
+
+    _tried(zone, work)
+
+
+def test_policy_that_goes_while_the_record_waits_takes_the_socket_with_it() -> None:
+    zone = Zone()
+    zone.address(_NAME, "127.9.0.1")
+
+    async def work(dialer: Dialer, port: int, records: list[DialRecord], _: list[Checked]) -> None:
+        async def slow(one: DialRecord) -> None:
+            records.append(one)
+            dialer.policies.remove(_BOX)
+
+        waiting = replace(dialer, record=slow)
+        assert await waiting.dial(_BOX, 2, _NAME, port) == Refused("no_policy", denied=True)
+        assert [one.reason for one in records] == ["", "no_policy"]
 
     _tried(zone, work)
 

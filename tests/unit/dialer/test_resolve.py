@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from space.dialer import answers
 from space.dialer.answers import Bounds, Hostile, Unusable
 from space.dialer.exchange import Patience, Server, parsed
-from space.dialer.resolve import Resolved, Resolver, Tuning, hosts_of, servers_of
+from space.dialer.resolve import Resolved, Resolver, Tuning, hosts_of
 from space.testing.dnslab import Zone, run, serve
 
 _QUICK = Tuning(rounds=1, patience=Patience(seconds=0.3), bounds=Bounds(ttl=100, negative=30, default=5))
@@ -268,11 +268,6 @@ def test_hosts_are_only_what_the_operator_gave() -> None:
         assert (await Resolver([], Clock(), _QUICK).resolve("localhost")).fault == "resolver_failed"
 
     run(main())
-
-
-def test_resolv_conf_gives_resolvers_and_nothing_else() -> None:
-    text = "search x\nnameserver 192.0.2.1\nnameserver 192.0.2.1\noptions ndots:5\nnameserver junk\nnameserver fe80::1\n;nameserver 9.9.9.9"
-    assert servers_of(text) == (Server(ip_address("192.0.2.1")), Server(ip_address("fe80::1")))
 
 
 _NAME = dns.name.from_text("a.example.com")
