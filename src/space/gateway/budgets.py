@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from space.core.policy.kept import Kept, NoRoom
 from space.core.policy.verdict import Allow, Asked, Stack
 from space.core.rates import Bucket
 
@@ -47,14 +48,18 @@ def _limited(stack: Stack, verdicts: list[object]) -> tuple[Budget, ...]:
 
 
 class Spending:
-    """What a sandbox has used of each budget. It outlives workers: whoever starts them keeps it."""
+    """What a sandbox has used of each budget. kept: where it outlives this worker; without it, it does not."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: Kept | None = None) -> None:
         self._used: dict[tuple[str, str], tuple[int, int]] = {}
+        self._kept = kept
 
     def used(self, layer: str, rule: str) -> tuple[int, int]:
         """Bytes sent and received."""
-        return self._used.get((layer, rule), (0, 0))
+        found = self._used.get((layer, rule))
+        if found is not None:
+            return found
+        return (0, 0) if self._kept is None else self._kept.spent(layer, rule)
 
     def charge(self, budgets: tuple[Budget, ...], sent: int, received: int) -> Exceeded | None:
         """Take bytes from every budget, or from none and say which kind is short."""
@@ -66,5 +71,11 @@ class Spending:
                 return "budget_received"
         for one in budgets:
             before = self.used(one.layer, one.rule)
-            self._used[one.layer, one.rule] = (before[0] + sent, before[1] + received)
+            now = (before[0] + sent, before[1] + received)
+            if self._kept is not None:
+                try:
+                    self._kept.spend(one.layer, one.rule, *now)
+                except NoRoom:  # a budget that would be forgotten is none
+                    return "budget_sent" if sent else "budget_received"
+            self._used[one.layer, one.rule] = now
         return None

@@ -112,12 +112,10 @@ class _Tcp(asyncio.Protocol):
         self._stream = Stream()
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self.task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        if not self._server.join(self):
-            self.close()
-            return
         self._timer = asyncio.get_running_loop().call_later(self._server.idle, self.close)
 
     def data_received(self, data: bytes) -> None:
@@ -150,18 +148,48 @@ class _Tcp(asyncio.Protocol):
 
 
 class TcpServer:
-    """The TCP half. A few connections at a time, each for a short while."""
+    """The TCP half. A few connections at a time, each for a short while.
+
+    It accepts by itself: a connection is then either still in the socket's backlog, or counted here, and at no moment neither.
+    """
 
     def __init__(self, responder: Responder, most: int, idle: float) -> None:
         self.responder = responder
         self.idle = idle
         self._most = most
         self._open: set[_Tcp] = set()
-        self._server: asyncio.Server | None = None
+        self._sock: socket.socket | None = None
 
-    async def start(self, sock: socket.socket) -> None:
-        """Listen on a bound socket, which is the server's from here on."""
-        self._server = await asyncio.get_running_loop().create_server(lambda: _Tcp(self), sock=sock)
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def start(self, sock: socket.socket) -> None:
+        """Accept from a listening socket, which is the server's from here on."""
+        sock.setblocking(False)
+        self._sock = sock
+        asyncio.get_running_loop().add_reader(sock, self._accept)
+
+    def _accept(self) -> None:
+        assert self._sock is not None
+        try:
+            sock, _ = self._sock.accept()
+        except OSError:
+            return
+        loop = asyncio.get_running_loop()
+        one = _Tcp(self)
+        if not self.join(one):
+            sock.close()
+            return
+        task = loop.create_task(self._serve(one, sock))
+        one.task = task
+
+    async def _serve(self, one: _Tcp, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: one, sock)
+        except OSError:
+            self.leave(one)
+            sock.close()
 
     def join(self, one: _Tcp) -> bool:
         """Whether there is room for it."""
@@ -174,10 +202,16 @@ class TcpServer:
         """It is closed."""
         self._open.discard(one)
 
+    def stop(self) -> None:
+        """Accept no more; what waits in the backlog waits on. Idempotent."""
+        if self._sock is not None:
+            asyncio.get_running_loop().remove_reader(self._sock)
+            self._sock.close()
+            self._sock = None
+
     async def close(self) -> None:
         """Stop listening, close what is open."""
-        if self._server is not None:
-            self._server.close()
+        self.stop()
         for one in tuple(self._open):
             one.close()
 
@@ -191,5 +225,5 @@ async def serve_udp(responder: Responder, sock: socket.socket) -> asyncio.Datagr
 async def serve_tcp(responder: Responder, sock: socket.socket, surroundings: Surroundings) -> TcpServer:
     """The same over TCP."""
     server = TcpServer(responder, surroundings.limits.dns_connections, surroundings.limits.dns_idle)
-    await server.start(sock)
+    server.start(sock)
     return server

@@ -8,11 +8,11 @@ for a client that has no 1.3, made for one connection and thrown away.
 from __future__ import annotations
 
 import contextlib
-import os
 import ssl
 from collections import OrderedDict
 from typing import Literal
 
+from space.gateway import chains
 from space.gateway.surroundings import Leaf
 
 _PIECE = 16_384  # the most that one record holds, so one read takes a whole one
@@ -39,7 +39,7 @@ def guest_context(leaf: Leaf, *, tls13: bool, protocol: Protocol = "http/1.1") -
     context.set_alpn_protocols([protocol])
     if protocol == "h2" and not tls13:
         context.set_ciphers(_CIPHERS)
-    _load(context, leaf)
+    chains.load(context, leaf.chain, leaf.key)
     return context
 
 
@@ -57,15 +57,13 @@ def upstream_context(bundle: str | None, *, h2: bool = False) -> ssl.SSLContext:
     return context
 
 
-def _load(context: ssl.SSLContext, leaf: Leaf) -> None:
-    """`ssl` takes chains from files only: one in memory, which has no name and is gone with its descriptor."""
-    fd = os.memfd_create("leaf", os.MFD_CLOEXEC)
-    try:
-        with os.fdopen(os.dup(fd), "wb") as file:
-            file.write(leaf.chain + leaf.key)
-        context.load_cert_chain(f"/proc/self/fd/{fd}")
-    finally:
-        os.close(fd)
+_prepared: dict[tuple[str | None, bool], ssl.SSLContext] = {}
+
+
+def prepare(bundle: str) -> None:
+    """Contexts for that text of authorities, for every worker: made before these are forked, they cost each of them nothing."""
+    for h2 in (False, True):
+        _prepared[bundle, h2] = upstream_context(bundle, h2=h2)
 
 
 class Contexts:
@@ -109,6 +107,8 @@ class Contexts:
 
     def upstream(self, key: str | None, bundle: str | None, *, h2: bool = False) -> ssl.SSLContext:
         """The context for a bundle, made once for each text."""
+        if (prepared := _prepared.get((bundle, h2))) is not None:
+            return prepared
         text = f"{key}\0{bundle}\0{h2}"
         if text not in self._upstream:
             self._upstream[text] = upstream_context(bundle, h2=h2)

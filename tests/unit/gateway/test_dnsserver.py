@@ -151,6 +151,7 @@ def test_udp_and_tcp_answer_over_real_sockets(tmp_path: Path) -> None:
             udp, tcp = socket.socket(type=socket.SOCK_DGRAM), socket.socket()
             udp.bind(("127.0.0.1", 0))
             tcp.bind(("127.0.0.1", 0))
+            tcp.listen(16)
             where, listening = udp.getsockname(), tcp.getsockname()
             transport = await serve_udp(at.lab.worker.responder, udp)
             server = await serve_tcp(at.lab.worker.responder, tcp, at.lab.around)
