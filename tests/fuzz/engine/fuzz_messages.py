@@ -1,0 +1,79 @@
+"""What a worker says to dialer and keeper of the records: exactly what `encode` gives, or refused."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from tests.fuzz.engine.guided import Target
+
+from space.audit import chain, records
+from space.core.policy import names
+from space.core.wire import dialing
+
+
+def fuzz_dialing(data: bytes) -> None:
+    try:
+        request = dialing.decode(data)
+    except dialing.DialingRefused:
+        return
+    assert dialing.decode(dialing.encode(request)) == request
+    if isinstance(request, dialing.Took):
+        return
+    assert 1 <= request.port <= 65_535
+    assert request.literal or names.canon(request.name) == request.name
+
+
+_DIALING = (
+    dialing.encode(dialing.Request(1, 2, "a.example.com", 443)),
+    dialing.encode(dialing.Request(9, 2**53, "8.8.8.8", 53, literal=True)),
+)
+_DIALING_WORDS = (
+    b'"id":',
+    b'"literal":true',
+    b'"name":"',
+    b"127.0.0.1",
+    b"0177.0.0.1",
+    b"::1",
+    b"\\u002e",
+    b"1e3",
+    b"-0",
+    b"[[[[",
+    b'"sandbox":"x",',
+)
+
+
+def fuzz_records(data: bytes) -> None:
+    """What a worker or the dialer says to the keeper of the records, and what of it stands in a chain."""
+    try:
+        note = records.decode(data)
+    except records.RecordRefused:
+        return
+    assert records.decode(records.encode(note)) == note
+    with suppress(ValueError):  # longer than a line can be
+        line = chain.Writer("gateway").line(records_fields(note))
+        assert line.count(b"\n") == 1
+        assert json.loads(line)["n"] == 1
+        assert chain.ending(line)[0] == 1
+
+
+def records_fields(note: records.Note) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(note.record)
+    return found
+
+
+_SEEDS: tuple[records.Kept, ...] = (
+    records.NameDecided(sandbox="sb-x", name="a.example.com", qtype=1, reason="name_not_allowed"),
+    records.Requested(sandbox="sb-x", id="r1", name="a.example.com", port=443, method="GET", path="/", query=("a", "b"), status=200),
+    records.Connected(sandbox="sb-x", id="c1", name="a.example.com", port=443, seconds=1.5),
+    records.CredentialRead(sandbox="sb-x", id="c1", grant="g", name="a.example.com", port=443),
+    records.Dialled(sandbox="sb-x", name="a.example.com", port=443, address="192.0.2.1"),
+    records.Repeated(sandbox="sb-x", of="name", reason="x", count=3),
+)
+_RECORDS = tuple(records.encode(records.Note(one, number)) for number, one in enumerate(_SEEDS))
+
+_WORDS = (b"\xc0", b"\xcb\x7f\xf8", b"\xd9\xff", b"\xdd\xff\xff\xff\xff", b"sandbox", b"reason")
+DIALING = Target("dialing", (dialing, names), fuzz_dialing, _DIALING, _DIALING_WORDS)
+RECORDS = Target("records", (records, chain), fuzz_records, _RECORDS, _WORDS)

@@ -1,0 +1,16 @@
+"""Everything that is fuzzed, by name."""
+
+from __future__ import annotations
+
+from tests.fuzz.engine import fuzz_clienthello, fuzz_dns, fuzz_http1, fuzz_http2, fuzz_messages, fuzz_policy
+
+_ALL = (
+    fuzz_dns.TARGET,
+    fuzz_clienthello.TARGET,
+    fuzz_http1.TARGET,
+    fuzz_http2.TARGET,
+    fuzz_policy.TARGET,
+    fuzz_messages.DIALING,
+    fuzz_messages.RECORDS,
+)
+BY_NAME = {target.name: target for target in _ALL}
