@@ -3,69 +3,84 @@
     <artefacts>/kernel/<digest>/     vmlinux, modules/*.ko, modules.order, manifest.json
     <artefacts>/initramfs/<digest>/  initrd.cpio, manifest.json
     <artefacts>/qemu/<digest>/       root/ (binary, libraries, firmware: the jail's root file system), manifest.json
-    <artefacts>/template/<digest>/   disk.img, manifest.json (a `TemplateManifest`)
+    <artefacts>/template/<digest>/   disk.img, manifest.json (`config.manifest`)
     <artefacts>/names/<template>     a symbolic link to ../template/<digest>
 
-A directory is staged under a random name and committed by rename, so one that has its final name is whole.
+A directory is staged under a random name and committed by rename, so one that has its final name is whole. Templates that users made lie
+in their instance, `<instance>/templates/<digest>/` (`config.shelf`), and stand on the same kernels, initramfs and VMMs.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from space.model.errors import NotFound
+from space.config.manifest import TemplateManifest, load
+from space.model.errors import Conflict, NotFound
 from space.model.ids import digest, template_name
 
-
-@dataclass(frozen=True, slots=True)
-class TemplateManifest:
-    """A template that boots. Digests name artefacts; disk_bytes is the size of disk.img as built."""
-
-    name: str
-    digest: str
-    kernel: str
-    initramfs: str
-    qemu: str
-    disk_bytes: int
-    protocol: int
-    kernel_release: str
-    source: str
-
-    def save(self, path: Path) -> None:
-        """Write manifest.json."""
-        path.write_text(json.dumps(asdict(self), indent=1, sort_keys=True) + "\n")
+__all__ = ["Store", "TemplateManifest"]
+_SHIPPED = "template"
+_MOST = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The artefact directory of a host."""
+    """The artefact directory of a host. own: the instance's templates, if it is looked at for one."""
 
     root: Path
+    own: Path | None = None
 
     def path(self, kind: str, artefact: str) -> Path:
         """Where an artefact lies (whether or not it is there)."""
         return self.root / kind / digest(artefact)
 
     def template(self, name: str) -> TemplateManifest:
-        """The manifest behind a template's name; NotFound when there is none."""
+        """The manifest behind a shipped template's name; NotFound when there is none, Conflict when it cannot be used."""
         link = self.root / "names" / template_name(name)
         try:
-            raw = json.loads((link.resolve(strict=True) / "manifest.json").read_text())
+            return _loaded(link.resolve(strict=True))
         except FileNotFoundError:
             raise NotFound(f"there is no template {name!r} on this machine", hint="`space setup` builds the base template") from None
-        return TemplateManifest(**raw)
 
     def template_by_digest(self, wanted: str) -> TemplateManifest:
-        """The manifest of one build; NotFound when it is gone."""
+        """The manifest of one build; NotFound when it is gone, Conflict when it cannot be used."""
         try:
-            raw = json.loads((self.path("template", wanted) / "manifest.json").read_text())
+            return _loaded(self.directory(wanted))
         except FileNotFoundError:
             raise NotFound(f"template {wanted} is not on this machine") from None
-        return TemplateManifest(**raw)
+
+    def directory(self, wanted: str) -> Path:
+        """Where a template lies: a shipped one, else one of the instance's (whether or not it is there)."""
+        shipped = self.path(_SHIPPED, wanted)
+        return shipped if self.own is None or shipped.exists() else self.own / digest(wanted)
 
     def templates(self) -> list[TemplateManifest]:
-        """Every named template."""
+        """Every shipped template."""
         names = self.root / "names"
         return [self.template(entry.name) for entry in sorted(names.iterdir())] if names.is_dir() else []
+
+    def own_templates(self) -> list[TemplateManifest]:
+        """Every one of the instance's that can be used, steps of builds among them."""
+        found = []
+        for entry in sorted(self.own.iterdir()) if self.own is not None and self.own.is_dir() else ():
+            if not entry.name.startswith("."):
+                try:
+                    found.append(_loaded(entry))
+                except (Conflict, FileNotFoundError):  # refused by whoever names it, with the reason
+                    continue
+        return found
+
+    def stands(self, manifest: TemplateManifest) -> None:
+        """Conflict when what it boots with is not on this machine any more."""
+        for kind, name in (("kernel", manifest.kernel), ("initramfs", manifest.initramfs), ("qemu", manifest.qemu)):
+            if not self.path(kind, name).is_dir():
+                raise Conflict(
+                    f"template {manifest.digest} boots with {kind} {name}, which is not on this machine any more",
+                    hint="`space template rebake` makes its disk boot with what is there",
+                )
+
+
+def _loaded(directory: Path) -> TemplateManifest:
+    with (directory / "manifest.json").open("rb") as file:
+        return load(file.read(_MOST), directory.name)

@@ -112,6 +112,11 @@ class Instance:
         return self.data / "sandboxes"
 
     @property
+    def templates(self) -> Path:
+        """Root-owned, root : node gid, 0750: templates that users made, `<digest>/` each (`config.shelf`)."""
+        return self.data / "templates"
+
+    @property
     def control_data(self) -> Path:
         """control's own, 0700: state.db, admin-key (0600)."""
         return self.data / "control"

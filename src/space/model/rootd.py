@@ -18,6 +18,12 @@ beside it where said. Every operation is idempotent by (sandbox, generation).
 | adopt_vmm | SandboxOp | alive, and a pidfd as descriptor if alive |
 | kill_vmm | SandboxOp | everything in the sandbox's cgroup is sent SIGKILL; returns at once |
 | destroy_sandbox | SandboxOp | refused (`conflict`) while the VMM lives; files, sockets, cgroups gone after |
+| keep_template | KeepTemplate | the sandbox's disk as it is now is a template of that digest; its processors are stopped |
+| rebase_template | RebaseTemplate | a template's disk is one of another digest, which boots as `onto` does |
+| stage_template | StageTemplate | an empty disk to write as descriptor, which is no template yet |
+| seal_template | SealTemplate | what was written there is a template, which boots as `onto` does |
+| open_template | OpenTemplate | its disk as descriptor, for reading |
+| drop_template | DropTemplate | it is gone; refused (`conflict`) while a sandbox of it is there, unless forced |
 | usage | SandboxOp | memory_bytes, cpu_usec, oom_kills (processes that the kernel killed for want of memory) of the sandbox's cgroup |
 """
 
@@ -89,4 +95,57 @@ class StartVmm:
     accelerator: str
 
 
-Operation = Describe | SlotOp | EdgeOp | SandboxOp | CreateSandbox | StartVmm
+@dataclass(frozen=True, slots=True)
+class OpenTemplate:
+    """A template of the instance by its digest."""
+
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeepTemplate:
+    """settings: JSON of how a sandbox of it begins (`config.manifest.settings`), which reaches nothing but guests."""
+
+    sandbox: str
+    generation: int
+    digest: str
+    settings: str
+
+
+@dataclass(frozen=True, slots=True)
+class RebaseTemplate:
+    """onto: a template whose kernel, initramfs and VMM it boots with."""
+
+    template: str
+    onto: str
+    digest: str
+    settings: str
+
+
+@dataclass(frozen=True, slots=True)
+class StageTemplate:
+    """A disk of that size, to be written by the caller and sealed."""
+
+    digest: str
+    disk_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class SealTemplate:
+    """The end of what was staged under that digest."""
+
+    digest: str
+    onto: str
+    settings: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropTemplate:
+    """force: also while sandboxes of it are there; their disks are their own."""
+
+    digest: str
+    force: bool
+
+
+Shelving = OpenTemplate | KeepTemplate | RebaseTemplate | StageTemplate | SealTemplate | DropTemplate
+Operation = Shelving | Describe | SlotOp | EdgeOp | SandboxOp | CreateSandbox | StartVmm

@@ -11,13 +11,28 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
+from space.config import manifest
 from space.config.instance import SLOTS
 from space.core.plan.edge import parse_range
 from space.model import ids
 from space.model.errors import InvalidArgument, SpaceError
-from space.model.rootd import CreateSandbox, Describe, EdgeOp, Operation, SandboxOp, SlotOp, StartVmm
+from space.model.rootd import (
+    CreateSandbox,
+    Describe,
+    DropTemplate,
+    EdgeOp,
+    KeepTemplate,
+    OpenTemplate,
+    Operation,
+    RebaseTemplate,
+    SandboxOp,
+    SealTemplate,
+    SlotOp,
+    StageTemplate,
+    StartVmm,
+)
 
-MESSAGE_LIMIT = 4096  # the longest operation has about 300 bytes
+MESSAGE_LIMIT = 64 << 10  # a template's settings; every other operation has at most about 300 bytes
 
 OPERATIONS: dict[str, type[Operation]] = {
     "describe": Describe,
@@ -32,6 +47,12 @@ OPERATIONS: dict[str, type[Operation]] = {
     "kill_vmm": SandboxOp,
     "destroy_sandbox": SandboxOp,
     "usage": SandboxOp,
+    "keep_template": KeepTemplate,
+    "rebase_template": RebaseTemplate,
+    "stage_template": StageTemplate,
+    "seal_template": SealTemplate,
+    "open_template": OpenTemplate,
+    "drop_template": DropTemplate,
 }
 
 # Inclusive, by field. disk_mib ends at 1 TiB.
@@ -43,6 +64,7 @@ _RANGES: dict[str, tuple[int, int]] = {
     "cpus": (1, 64),
 }
 _CHECKS: dict[str, Callable[[str], object]] = {"sandbox": ids.sandbox_id, "template": ids.digest, "synthetic": parse_range}
+_CHECKS |= {"digest": ids.digest, "onto": ids.digest, "settings": manifest.settings}
 _KINDS: dict[Any, type[int] | type[str]] = {"int": int, "str": str, "bool": bool}
 _CHOICES = {"accelerator": ("tcg", "kvm")}
 

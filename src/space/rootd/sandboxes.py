@@ -17,7 +17,7 @@ from space.core.plan import machine
 from space.host import cgroups, files, namespaces
 from space.model import ids
 from space.model.errors import Conflict, InvalidArgument, NotFound
-from space.model.rootd import CreateSandbox, SandboxOp, StartVmm
+from space.model.rootd import CreateSandbox, KeepTemplate, SandboxOp, StartVmm
 from space.rootd import slots
 from space.rootd.log import log
 
@@ -49,6 +49,11 @@ class Place:
     directory: int
     cgroup: cgroups.Tree
 
+    @property
+    def store(self) -> Store:
+        """Every template that the instance has."""
+        return Store(self.instance.artefacts, self.instance.templates)
+
     def tree(self, sandbox: str) -> cgroups.Tree:
         return self.cgroup.child(sandbox)
 
@@ -56,6 +61,9 @@ class Place:
 def open_place(instance: Instance) -> Place:
     """Make what every sandbox needs, and hold it."""
     instance.sandboxes.mkdir(mode=0o711, parents=True, exist_ok=True)
+    instance.templates.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.chown(instance.templates, 0, instance.node_uid)
+    instance.templates.chmod(0o750)
     for directory in (instance.run / "netns", instance.run / "vm"):
         directory.mkdir(mode=0o711, parents=True, exist_ok=True)
     hierarchies = cgroups.find(instance.run_root / ".cgroup")
@@ -70,7 +78,7 @@ def find(place: Place, sandbox: str) -> Record | None:
         return None
 
 
-def get(place: Place, op: SandboxOp | StartVmm) -> Record:
+def get(place: Place, op: SandboxOp | StartVmm | KeepTemplate) -> Record:
     """The record of exactly this generation; NotFound otherwise."""
     record = find(place, op.sandbox)
     if record is None:
@@ -169,7 +177,9 @@ def _check_slot(place: Place, op: CreateSandbox) -> None:
 
 def _make_files(place: Place, record: Record) -> None:
     instance, staged = place.instance, NEW + record.sandbox
-    manifest = Store(instance.artefacts).template_by_digest(ids.digest(record.template))
+    store = place.store
+    manifest = store.template_by_digest(ids.digest(record.template))
+    store.stands(manifest)
     if record.disk_mib << 20 < manifest.disk_bytes:
         smallest = -(-manifest.disk_bytes >> 20)
         raise InvalidArgument(f"disk_mib is at least {smallest}, the size of template {manifest.name!r}, not {record.disk_mib}")
@@ -190,10 +200,10 @@ def _make_files(place: Place, record: Record) -> None:
 
 
 def _clone_disk(place: Place, record: Record, directory: int) -> None:
-    store = files.open_directory(place.instance.artefacts)
+    template = files.open_directory(place.store.directory(record.template))
     source = target = -1
     try:
-        source = files.open_beneath(store, f"template/{record.template}/{DISK}", os.O_RDONLY)
+        source = files.open_beneath(template, DISK, os.O_RDONLY)
         target = files.open_beneath(directory, DISK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         if not files.clone(source, target):
             words = f"{record.sandbox}: its disk was copied, this file system has no reflinks (btrfs and XFS have)"
@@ -202,6 +212,6 @@ def _clone_disk(place: Place, record: Record, directory: int) -> None:
         os.fchown(target, place.instance.vm_uid(record.slot), place.instance.node_uid)
         os.fchmod(target, 0o660)
     finally:
-        for descriptor in (store, source, target):
+        for descriptor in (template, source, target):
             if descriptor >= 0:
                 os.close(descriptor)

@@ -30,8 +30,22 @@ from space.config.ready import say_ready
 from space.core.plan.edge import Plan, parse_range
 from space.host import cgroups, namespaces, syscalls
 from space.model.errors import Conflict, Internal, NoCapacity, NotFound, SpaceError
-from space.model.rootd import CreateSandbox, Describe, EdgeOp, Operation, SandboxOp, SlotOp, StartVmm
-from space.rootd import edge, records, sandboxes, slots, vmm, workers
+from space.model.rootd import (
+    CreateSandbox,
+    Describe,
+    DropTemplate,
+    EdgeOp,
+    KeepTemplate,
+    OpenTemplate,
+    Operation,
+    RebaseTemplate,
+    SandboxOp,
+    SealTemplate,
+    SlotOp,
+    StageTemplate,
+    StartVmm,
+)
+from space.rootd import edge, records, sandboxes, slots, templates, vmm, workers
 from space.rootd.log import configure, log
 
 _MAX_PEERS = 16
@@ -72,6 +86,8 @@ class Rootd:
                 return {}, (vmm.start(self.place, self.children, record),)
             case SandboxOp():
                 return self._sandbox(op, record)
+            case OpenTemplate() | KeepTemplate() | RebaseTemplate() | StageTemplate() | SealTemplate() | DropTemplate():
+                return {}, templates.perform(self.place, record)
             case _:
                 assert_never(record)
 
@@ -123,7 +139,8 @@ class Rootd:
         descriptors: tuple[int, ...] = ()
         try:
             name, record = records.decode(message)
-            about = " ".join(f"{key}={value}" for key, value in asdict(record).items())
+            # a template's settings are its author's, and may hold what no log should
+            about = " ".join(f"{key}={value}" for key, value in asdict(record).items() if key != "settings")
             sandbox = getattr(record, "sandbox", None)
             values, descriptors = self.perform(name, record)
             reply, outcome = records.answer(values), "ok"
@@ -235,6 +252,8 @@ def main() -> int:
     except cgroups.Missing as error:
         parser.exit(1, f"{error}\n")
     sandboxes.tidy(rootd.place)
+    for name in templates.tidy(rootd.place):
+        log(f"removed {name} of the templates, which an earlier rootd left unfinished")
     alive = sum(sandboxes.is_alive(rootd.place, one) for one in sandboxes.existing(rootd.place))
     started = namespaces.start_time(os.getpid())
     (instance.run / "rootd.pid").write_text(f"{os.getpid()} {started}\n")

@@ -16,7 +16,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from space.config.artefacts import Store
 from space.core.plan import machine
 from space.host import files, namespaces, syscalls
 from space.model.errors import Conflict, Gone, Internal, Unsupported
@@ -130,7 +129,7 @@ def _bounded_file() -> int:
 
 
 def _plan(place: Place, record: Record, accelerator: str, descriptors: tuple[int, ...], stderr: int) -> jail.Jail:
-    store = Store(place.instance.artefacts)
+    store = place.store
     manifest = store.template_by_digest(record.template)
     numbers = machine.Descriptors(*range(jail.FIRST_DESCRIPTOR, jail.FIRST_DESCRIPTOR + len(descriptors) + 1))
     plan = machine.Machine(record.cpus, record.memory_mib, accelerator, _tsc_khz())

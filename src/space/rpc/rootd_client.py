@@ -19,7 +19,22 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from space.model.errors import Internal, ProtocolError, SpaceError, Unavailable, from_code
-from space.model.rootd import CreateSandbox, Describe, EdgeOp, Operation, SandboxOp, SlotOp, StartVmm, TemplateOp
+from space.model.rootd import (
+    CreateSandbox,
+    Describe,
+    DropTemplate,
+    EdgeOp,
+    KeepTemplate,
+    OpenTemplate,
+    Operation,
+    RebaseTemplate,
+    SandboxOp,
+    SealTemplate,
+    SlotOp,
+    StageTemplate,
+    StartVmm,
+    TemplateOp,
+)
 
 _ANSWER_BYTES = 4 << 20
 _LISTENERS = 3
@@ -195,12 +210,12 @@ class RootdClient:
 
     async def start_vmm(self, request: StartVmm) -> int:
         """Boot it; its sockets listen. Returns a pidfd that the caller owns. Gone when this generation ran and has ended."""
-        return self._pidfd(await self._ask("start_vmm", request))
+        return self._one_descriptor(await self._ask("start_vmm", request))
 
     async def adopt_vmm(self, sandbox: str, generation: int) -> int | None:
         """A pidfd, which the caller owns, of the VMM if it lives."""
         answer = await self._ask("adopt_vmm", SandboxOp(sandbox, generation))
-        return self._pidfd(answer) if answer.values.get("alive") is True else None
+        return self._one_descriptor(answer) if answer.values.get("alive") is True else None
 
     async def kill_vmm(self, sandbox: str, generation: int) -> None:
         """Send SIGKILL to all of it; the pidfd says when it is dead."""
@@ -214,6 +229,30 @@ class RootdClient:
         """Memory and CPU of the sandbox's cgroup."""
         values = (await self._ask("usage", SandboxOp(sandbox, generation))).values
         return _read(lambda: Usage(int(values["memory_bytes"]), int(values["cpu_usec"]), int(values["oom_kills"])))
+
+    async def keep_template(self, request: KeepTemplate) -> None:
+        """The sandbox's disk as it is becomes a template of the instance. NoCapacity when the file system is full: nothing is kept then."""
+        await self._ask("keep_template", request)
+
+    async def rebase_template(self, request: RebaseTemplate) -> None:
+        """A template's disk under another digest, booting as `onto` does."""
+        await self._ask("rebase_template", request)
+
+    async def stage_template(self, request: StageTemplate) -> int:
+        """A descriptor of an empty disk to write, which the caller owns; asked again, another one."""
+        return self._one_descriptor(await self._ask("stage_template", request))
+
+    async def seal_template(self, request: SealTemplate) -> None:
+        """What was written there is a template from now on."""
+        await self._ask("seal_template", request)
+
+    async def open_template(self, digest: str) -> int:
+        """A descriptor of its disk, for reading, which the caller owns. NotFound."""
+        return self._one_descriptor(await self._ask("open_template", OpenTemplate(digest)))
+
+    async def drop_template(self, digest: str, *, force: bool = False) -> None:
+        """Take it away; Conflict while sandboxes of it are there."""
+        await self._ask("drop_template", DropTemplate(digest, force))
 
     async def aclose(self) -> None:
         """Close the connection; what is in flight fails."""
@@ -257,10 +296,10 @@ class RootdClient:
             raise Unavailable(f"rootd cannot be reached at {self._path}: {failure.strerror}", hint="is serve running?") from failure
 
     @staticmethod
-    def _pidfd(answer: _Answer) -> int:
+    def _one_descriptor(answer: _Answer) -> int:
         if len(answer.descriptors) != 1:
             _close_all(answer.descriptors)
-            raise ProtocolError("rootd's answer came without the pidfd")
+            raise ProtocolError("rootd's answer came without the descriptor")
         return answer.descriptors[0]
 
 

@@ -22,7 +22,7 @@ from space.config.artefacts import Store
 from space.config.instance import MAX_INSTANCES, Instance, is_served
 from space.config.settings import Settings
 from space.host import namespaces
-from space.model.errors import SpaceError
+from space.model.errors import Conflict, SpaceError
 from space.setup import contents, storage
 from space.setup.checkhost import SETUP
 from space.setup.checkup import Check, failure, fine, warning
@@ -138,11 +138,12 @@ class Artefacts:
 
 def see_artefacts(store: Store, name: str) -> Artefacts:
     """The base template and everything that it names by digest. NotFound without one."""
-    manifest = store.template(name)
+    try:
+        manifest = store.template(name)
+    except Conflict as error:  # of another version, or not the one that the name leads to
+        return Artefacts(name, "", "", (f"{name}: {error.message}",))
     parts = {"kernel": manifest.kernel, "initramfs": manifest.initramfs, "qemu": manifest.qemu, "template": manifest.digest}
     wrong, verified = [], 0
-    if (link := (store.root / "names" / name).resolve().name) != manifest.digest:
-        wrong.append(f"{name} leads to {link}, whose manifest says {manifest.digest}")
     for kind, digest in parts.items():
         place, what = store.path(kind, digest), f"{kind} {digest[:12]}"
         wrong += _wrong_with(place, what, _PARTS[kind])

@@ -33,7 +33,9 @@ def make(store: Store, *, kernel: Path, initramfs: Path, qemu: Path, disk: Path)
                 protocol=PROTOCOL,
                 kernel_release=str(shelf.manifest(kernel)["release"]),
                 source=f"Debian {shelf.manifest(disk)['suite']} minbase, root disk {disk.name}",
-                **parts,
+                kernel=kernel.name,
+                initramfs=initramfs.name,
+                qemu=qemu.name,
             )
             manifest.save(stage / "manifest.json")
     return final, shelf.point(store.root / "names" / NAME, f"../template/{digest}")

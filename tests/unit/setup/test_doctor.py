@@ -277,8 +277,7 @@ def test_a_name_that_leads_to_another_template_is_told(store: Store) -> None:
     (store.root / "names/base").unlink()
     (store.root / "names/base").symlink_to("../template/" + "f" * 32)
     wrong = "; ".join(checkspace.see_artefacts(store, "base").wrong)
-    assert "base leads to ffff" in wrong
-    assert "template 333333333333 is gone" in wrong
+    assert wrong == f"base: template {'f' * 32} cannot be used: its manifest is that of {'3' * 32}"
 
 
 def test_the_certificate_is_read_with_its_key(tmp_path: Path) -> None:
