@@ -34,6 +34,7 @@ from space.model.sandbox import MIB
 from space.node import limits
 from space.node.archive import Archive
 from space.node.board import Board
+from space.node.egress_log import EgressLog
 from space.node.gate import Gate
 from space.node.history import History
 from space.node.ledger import Ledger
@@ -103,7 +104,7 @@ async def run(instance: Instance, settings: Settings, listener: socket.socket, r
         loop.add_signal_handler(number, stop.set)
     node = compose(instance, settings, trace)
     await node.recover()
-    door = Door(listener, frozenset({0, instance.control_uid}), Verbs(node))
+    door = Door(listener, frozenset({0, instance.control_uid}), Verbs(node, EgressLog(instance.audit_socket).verbs))
     door.open()
     log.info("ready: instance %s, %d sandboxes", instance.name, len(node.around.board.states()))
     say_ready(ready_fd)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
@@ -19,6 +19,7 @@ from space.rpc import node_api as api
 from space.rpc.session import Stream
 
 log = logging.getLogger(__name__)
+Verb = Callable[[Stream, bytes], Awaitable[None]]
 _EMPTY = msgspec.msgpack.encode(api.Empty())
 _ON_THE_WAY = frozenset({Phase.REQUESTED.value, Phase.PREPARING.value})
 
@@ -26,9 +27,10 @@ _ON_THE_WAY = frozenset({Phase.REQUESTED.value, Phase.PREPARING.value})
 class Verbs:
     """The handler of control's sessions."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, more: Mapping[str, Verb] | None = None) -> None:
+        """more: verbs that have nothing to do with a sandbox that is there."""
         self._node = node
-        self._table: dict[str, Callable[[Stream, bytes], Awaitable[None]]] = {
+        self._table: dict[str, Verb] = {
             "info": self._info,
             "create": self._create,
             "delete": self._delete,
@@ -43,6 +45,7 @@ class Verbs:
             **{verb: functools.partial(_under, self._forward, verb) for verb in FORWARDED if verb != "watch"},
             "tree_put": self._tree_put,
             "tree_get": self._tree_get,
+            **(more or {}),
         }
 
     async def __call__(self, stream: Stream, verb: str, request: bytes) -> None:

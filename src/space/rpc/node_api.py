@@ -24,6 +24,7 @@
 | set_policy | SetPolicy | Done once everybody who decides of that sandbox's traffic has it; NotFound: put the policy first, then again |
 | egress_answer | EgressAnswer | Done; NotFound: nobody waits for that (any more) |
 | egress_counters | Target | EgressCounters |
+| egress_log | EgressLog | EgressRecords messages: what the gateway decided, of one sandbox or all, also of those that are gone |
 
 `watch` means a sandbox's files when its request is a Forward. A create whose policy the node does not have is NotFound as well.
 Input is DATA (stdin) and the messages Eof, Resize and Signal. Faults come as RESET with a code of `space.model.errors`.
@@ -193,6 +194,38 @@ class PendingAsk(msgspec.Struct, frozen=True):
     path: str
     rule: str
     asked_us: int
+
+
+class EgressLog(Asked, frozen=True, forbid_unknown_fields=True):
+    """Records of the gateway's decisions. sandbox: one, or empty for all. after: by chain, what is known already; None: from the oldest,
+    or with follow from now on. limit: so many records, 0 for no end. since: RFC 3339 in UTC, older ones are passed over.
+    """
+
+    sandbox: str = ""
+    after: dict[str, int] | None = None
+    follow: bool = False
+    limit: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    since: str = ""
+    denied: bool = False
+
+
+class EgressRecord(msgspec.Struct, frozen=True):
+    """One record. chain: whose it is (`gateway`, `dialer`). n: its number there. line: JSON, as it is in the chain's file."""
+
+    chain: str
+    n: int
+    line: bytes
+
+
+class EgressRecords(msgspec.Struct, frozen=True, tag_field="t", tag="egress_records"):
+    """Some of them, oldest first; none as a sign of life. places: by chain, what was looked through when these are told.
+
+    removed: by chain, up to which number records that were asked for are kept no longer.
+    """
+
+    records: list[EgressRecord]
+    places: dict[str, int]
+    removed: dict[str, int] = {}
 
 
 class EgressState(msgspec.Struct, frozen=True):

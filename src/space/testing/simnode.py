@@ -29,6 +29,7 @@ from space.rpc import node_api as api
 from space.rpc.session import Data, Served, Stream
 from space.testing import simfiles, simprocesses
 from space.testing.simegress import SimEgress, SimTraffic
+from space.testing.simegresslog import SimEgressLog
 from space.testing.simfiles import SimFiles
 from space.testing.simprocesses import SimProcess
 
@@ -72,6 +73,7 @@ class SimNode:
         self.processes: dict[str, dict[str, SimProcess]] = {}  # by sandbox, also of those that are gone
         self.forgotten: set[str] = set()  # processes
         self.egress = SimEgress(self._traffic, self._egress_changed)
+        self.egress_log = SimEgressLog()
         self._pid = 4241
         self._revision = 0
         self._watchers: set[asyncio.Queue[api.SandboxState]] = set()
@@ -99,6 +101,7 @@ class SimNode:
             "tree_put": self._tree_put,
             "tree_get": self._tree_get,
             **self.egress.verbs,
+            **self.egress_log.verbs,
         }
 
     async def __aenter__(self) -> Self:

@@ -11,7 +11,7 @@ from tests.fuzz.engine.guided import Target
 
 from space.audit import chain, records
 from space.core.policy import names
-from space.core.wire import dialing
+from space.core.wire import dialing, workertalk
 
 
 def fuzz_dialing(data: bytes) -> None:
@@ -64,6 +64,23 @@ def records_fields(note: records.Note) -> dict[str, Any]:
     return found
 
 
+def fuzz_workertalk(data: bytes) -> None:
+    """What worker and node say to each other."""
+    for read in (workertalk.from_worker, workertalk.from_node):
+        try:
+            said = read(data)
+        except workertalk.TalkRefused:
+            continue
+        assert read(workertalk.encode(said)) == said
+        assert not isinstance(said, workertalk.Ask) or (1 <= said.port <= 65_535 and 0 < len(said.host) <= 253)
+
+
+_TALK = (
+    workertalk.encode(workertalk.Ask(ask=7, host="a.example.com", port=443, scheme="https", method="GET", path="/", rule="r")),
+    workertalk.encode(workertalk.AskOver(7)),
+    workertalk.encode(workertalk.Counted(connections=1, requests=2, sent=3, received=4)),
+    workertalk.encode(workertalk.Answer(7, allow=True)),
+)
 _SEEDS: tuple[records.Kept, ...] = (
     records.NameDecided(sandbox="sb-x", name="a.example.com", qtype=1, reason="name_not_allowed"),
     records.Requested(sandbox="sb-x", id="r1", name="a.example.com", port=443, method="GET", path="/", query=("a", "b"), status=200),
@@ -77,3 +94,4 @@ _RECORDS = tuple(records.encode(records.Note(one, number)) for number, one in en
 _WORDS = (b"\xc0", b"\xcb\x7f\xf8", b"\xd9\xff", b"\xdd\xff\xff\xff\xff", b"sandbox", b"reason")
 DIALING = Target("dialing", (dialing, names), fuzz_dialing, _DIALING, _DIALING_WORDS)
 RECORDS = Target("records", (records, chain), fuzz_records, _RECORDS, _WORDS)
+TALK = Target("workertalk", (workertalk,), fuzz_workertalk, _TALK, _WORDS)

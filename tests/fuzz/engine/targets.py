@@ -12,5 +12,6 @@ _ALL = (
     fuzz_policy.TARGET,
     fuzz_messages.DIALING,
     fuzz_messages.RECORDS,
+    fuzz_messages.TALK,
 )
 BY_NAME = {target.name: target for target in _ALL}
