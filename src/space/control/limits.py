@@ -74,6 +74,8 @@ TREE_STALL_SECONDS: Final = 120.0
 FILE_SECONDS: Final = 120.0
 # From a watch's request until the guest watches, also all of a tree.
 WATCH_SECONDS: Final = 30.0
+# Sandboxes that are gone and whose tenant is remembered without asking the store.
+OWNERS: Final = 10_000
 LIST_DEFAULT: Final = 50
 LIST_MAX: Final = 200
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Row, bindparam, delete, insert, select, update
 
-from space.control.store.schema import idempotency, sandboxes
+from space.control.store.schema import former, idempotency, sandboxes
 from space.model.sandbox import Phase, SandboxInfo, SandboxSpec
 
 ENDED = frozenset({Phase.GONE, Phase.FAILED})
@@ -98,6 +98,12 @@ _CHANGE = _OLDER.values({name: bindparam(f"p_{name}") for name in _CHANGING})
 _REMOVE = delete(sandboxes).where(sandboxes.c.id == bindparam("p_id"))
 _REMOVE_REPEATS = delete(idempotency).where(idempotency.c.sandbox == bindparam("p_id"))
 _PRUNE = delete(sandboxes).where(sandboxes.c.id == bindparam("p_id"), sandboxes.c.ended_us.is_not(None))
+_REMEMBER = insert(former).from_select(
+    ["sandbox", "tenant", "ended_us"],
+    select(sandboxes.c.id, sandboxes.c.tenant, sandboxes.c.ended_us).where(
+        sandboxes.c.id == bindparam("p_id"), sandboxes.c.ended_us.is_not(None)
+    ),
+)
 _RELEASE = delete(idempotency).where(
     idempotency.c.tenant == bindparam("p_tenant"),
     idempotency.c.key == bindparam("p_key"),
@@ -138,7 +144,8 @@ def remove(connection: Connection, sandbox: str) -> None:
 
 
 def prune(connection: Connection, sandbox: str) -> None:
-    """Forget a sandbox that has ended."""
+    """Forget a sandbox that has ended, but for whose it was."""
+    connection.execute(_REMEMBER, {"p_id": sandbox})
     connection.execute(_PRUNE, {"p_id": sandbox})
 
 
@@ -151,6 +158,21 @@ def find(connection: Connection, tenant: str, sandbox: str) -> Record | None:
     """A tenant's sandbox."""
     row = connection.execute(_FIND, {"p_id": sandbox, "p_tenant": tenant}).one_or_none()
     return None if row is None else from_row(row)
+
+
+def owner(connection: Connection, sandbox: str) -> str | None:
+    """Whose a sandbox is or was, also when its row is gone."""
+    for table, key in ((sandboxes, sandboxes.c.id), (former, former.c.sandbox)):
+        found = connection.execute(select(table.c.tenant).where(key == sandbox)).scalar_one_or_none()
+        if found is not None:
+            return str(found)
+    return None
+
+
+def forget_former(connection: Connection, before_us: int, most: int) -> bool:
+    """Forget whose sandboxes were that ended before; whether there may be more."""
+    oldest = select(former.c.sandbox).where(former.c.ended_us < before_us).limit(most)
+    return connection.execute(delete(former).where(former.c.sandbox.in_(oldest))).rowcount == most
 
 
 def everything(connection: Connection) -> tuple[list[Record], list[Repeat]]:

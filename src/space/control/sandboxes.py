@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from space.control import decide, limits, listing
+from space.control import decide, limits, listing, records
 from space.control.activity import Activity
 from space.control.book import Book
 from space.control.creation import Creation
@@ -31,7 +31,7 @@ from space.control.records import UNWANTED, WANTED, Record, Repeat
 from space.control.store.store import Store
 from space.control.timers import Timers
 from space.control.wire_tenants import ChangeRequest, changed_spec
-from space.model.errors import Conflict, Gone, NoCapacity, Unavailable
+from space.model.errors import Conflict, Gone, NoCapacity, NotFound, Unavailable
 from space.model.ids import new_sandbox_id
 from space.model.sandbox import Phase, SandboxInfo, SandboxSpec
 from space.model.tenants import Usage
@@ -52,7 +52,11 @@ class Sandboxes:
         max_sandboxes: int,
         max_ttl_seconds: int,
         retention: float = limits.RETENTION_SECONDS,
+        remember: float = 90 * 86_400.0,
     ) -> None:
+        """remember: seconds for which it is known whose a sandbox was."""
+        self._owners: dict[str, str] = {}
+        self._remember = remember
         self._book = Book(store, timers, events, retention=retention)
         self._activity = activity
         self._quotas = quotas
@@ -70,6 +74,7 @@ class Sandboxes:
         self._expiry = Expiry(self._book, self._ends, self._activity, self._pause, figures.idle)
         self._memory = Memory(self._book)
         await self._book.load()
+        self.forget_former()
 
     def stopping(self) -> None:
         """Tell those who wait for a creation that the server ends."""
@@ -128,6 +133,31 @@ class Sandboxes:
     async def get(self, tenant: str, sandbox: str) -> SandboxInfo:
         """One, also after its end for as long as it is kept. NotFound."""
         return (await self._book.find(tenant, sandbox)).info()
+
+    async def owner(self, sandbox: str) -> str | None:
+        """Whose it is or was, for as long as records of its egress are kept; None: nobody's that is known."""
+        entry = self._book.live.get(sandbox)
+        if entry is not None:
+            return entry.record.tenant
+        known = self._owners.get(sandbox)
+        if known is None:
+            known = await self._book.store.read(lambda connection: records.owner(connection, sandbox))
+            if known is not None:
+                if len(self._owners) >= limits.OWNERS:
+                    self._owners.clear()
+                self._owners[sandbox] = known
+        return known
+
+    async def was(self, tenant: str, sandbox: str) -> None:
+        """NotFound unless it is, or was, that tenant's."""
+        if await self.owner(sandbox) != tenant:
+            raise NotFound(f"there is no sandbox {sandbox[:64]!r}", hint="GET /v1/sandboxes lists those of this key's tenant")
+
+    def forget_former(self) -> None:
+        """Forget whose sandboxes were that ended too long ago; now and every hour."""
+        before = time.time_ns() // 1000 - int(self._remember * 1e6)
+        self._book.store.post(lambda connection: records.forget_former(connection, before, limits.EVENTS_PRUNE_EVERY))
+        self._book.timers.after(limits.SWEEP_SECONDS, self.forget_former)
 
     async def page(self, tenant: str, wanted: listing.Filter) -> tuple[list[SandboxInfo], str | None]:
         """A page, and the next cursor."""

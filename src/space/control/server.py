@@ -91,7 +91,14 @@ async def compose(instance: Instance, settings: Settings) -> AsyncIterator[Servi
         events = EventLog(store, timers, keep_seconds=settings.events_days * 86_400, keep_per_tenant=settings.events_per_tenant)
         activity = Activity()
         sandboxes = Sandboxes(
-            store, timers, events, activity, quotas, max_sandboxes=settings.max_sandboxes, max_ttl_seconds=settings.max_ttl_seconds
+            store,
+            timers,
+            events,
+            activity,
+            quotas,
+            max_sandboxes=settings.max_sandboxes,
+            max_ttl_seconds=settings.max_ttl_seconds,
+            remember=settings.audit_days * 86_400.0,
         )
         link = NodeLink(instance.node_socket, sandboxes, accept=lambda info: check_isolation(settings, info))
         figures = Figures(lambda: sandboxes.phases, lambda: link.is_up, lambda: sandboxes.busy, lambda: webhooks.failing)

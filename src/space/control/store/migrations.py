@@ -166,7 +166,21 @@ def _second(connection: Connection) -> None:
     connection.execute(text("DROP TABLE sandboxes_1"))
 
 
-STEPS: tuple[Callable[[Connection], None], ...] = (_first, _second)
+def _third(connection: Connection) -> None:
+    """Whose sandboxes were that are forgotten."""
+    tables = MetaData()
+    Table(
+        "former",
+        tables,
+        Column("sandbox", String(23), primary_key=True),
+        Column("tenant", String(39), nullable=False),
+        Column("ended_us", BigInteger, nullable=False),
+        Index("former_by_end", "ended_us"),
+    )
+    tables.create_all(connection)
+
+
+STEPS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third)
 
 
 def version(connection: Connection) -> int:

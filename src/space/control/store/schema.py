@@ -29,6 +29,16 @@ sandboxes = Table(
     Index("sandboxes_by_end", "ended_us"),
 )
 
+# Whose a sandbox was, when its row is gone: its records of egress are kept longer.
+former = Table(
+    "former",
+    metadata,
+    Column("sandbox", String(23), primary_key=True),
+    Column("tenant", String(39), nullable=False),
+    Column("ended_us", BigInteger, nullable=False),
+    Index("former_by_end", "ended_us"),
+)
+
 keys = Table(
     "keys",
     metadata,
