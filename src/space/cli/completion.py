@@ -6,8 +6,9 @@ A shell that waits for a key must not wait for a network: ids come within ASK_SE
 from __future__ import annotations
 
 import importlib
+import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from space.model.ids import process_id, sandbox_id
 
 ASK_SECONDS = 1.0
 _VARIABLE = "_SPACE_COMPLETE"
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 
 
 class Shell(StrEnum):
@@ -92,6 +94,35 @@ def processes(ctx: typer.Context, incomplete: str) -> list[str]:
         return [process_id(each["id"]) for each in found["processes"]]
 
     return [each for each in _within(ASK_SECONDS, ask) if each.startswith(incomplete)]
+
+
+def asks(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Ids of requests that wait, of the sandbox that was typed before."""
+    sandbox = ctx.params.get("sandbox")
+
+    def ask() -> list[str]:
+        with _asked(ctx).client() as client:
+            path = f"/v1/sandboxes/{sandbox_id(str(sandbox))}/egress/asks"
+            found = client.call("GET", path, seconds=ASK_SECONDS, repeatable=False)
+        return _words(each["ask"] for each in found["asks"])
+
+    return [each for each in _within(ASK_SECONDS, ask) if each.startswith(incomplete)]
+
+
+def policies(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of stored policies."""
+
+    def ask() -> list[str]:
+        with _asked(ctx).client() as client:
+            found = client.call("GET", "/v1/policies", seconds=ASK_SECONDS, repeatable=False)
+        return _words(each["name"] for each in found["policies"])
+
+    return [each for each in _within(ASK_SECONDS, ask) if each.startswith(incomplete)]
+
+
+def _words(given: Iterable[str]) -> list[str]:
+    """Those that a shell may evaluate."""
+    return [word for word in given if _WORD.match(word)]
 
 
 SandboxArgument = Annotated[str, typer.Argument(metavar="SANDBOX", help="Its id.", autocompletion=sandboxes)]

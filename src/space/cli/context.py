@@ -80,12 +80,16 @@ def need_instance(name: str) -> None:
 def report(fault: SpaceError, *, as_json: bool = False) -> None:
     """One sentence and the remedy, to stderr."""
     if as_json:
-        error = {"code": fault.code, "message": fault.message, "hint": fault.hint, "request_id": fault.request_id}
+        error: dict[str, Any] = {"code": fault.code, "message": fault.message, "hint": fault.hint, "request_id": fault.request_id}
+        error |= {"details": list(fault.details)} if fault.details else {}
         print(json.dumps({"error": error}), file=sys.stderr)
         return
     red, dim, plain = ("\x1b[31m", "\x1b[2m", "\x1b[0m") if _has_colour() else ("", "", "")
     lines = [f"{red}space:{plain} {printable(fault.message)}"]
     lines += [f"  {printable(told)}" for told in getattr(fault, "__notes__", ())]
+    for one in fault.details:
+        advice = f" ({one['hint']})" if one.get("hint") else ""
+        lines.append(f"  {printable(one.get('path', ''))}: {printable(one.get('message', ''))}{printable(advice)}")
     if fault.hint:
         lines.append(f"  {dim}{printable(fault.hint)}{plain}")
     if fault.request_id:

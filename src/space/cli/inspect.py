@@ -12,6 +12,7 @@ import typer
 
 from space.cli.completion import SandboxArgument, processes
 from space.cli.context import Misuse, examples, note, of, pairs, print_facts, print_json, print_table, size, span, when
+from space.cli.policies import policy_shown
 from space.cli.processes import found_process, how
 from space.model.sandbox import IdlePolicy, Phase
 
@@ -84,6 +85,7 @@ def _sandbox_facts(info: SandboxInfo, now: float) -> dict[str, object]:
         "at its end": spec.on_timeout,
         "when idle": None if spec.idle is None else f"{spec.idle.action} after {span(spec.idle.seconds)}",
         "revision": info.revision,
+        "policy": policy_shown(info.policy),
     }
     facts |= {f"env {name}": value for name, value in sorted(spec.env.items())}
     return facts | {f"metadata {name}": value for name, value in sorted(spec.metadata.items())}

@@ -108,7 +108,8 @@ _MODULES: dict[str, dict[str, str]] = {
         "backup": "Save the server's state in a file",
         "restore": "Put back what was saved",
     },
-    "policy": {"policy": "Check, explain, compare and test egress policies"},
+    "policy": {"policy": "Check, explain, store and apply egress policies"},
+    "egress": {"egress": "See what leaves sandboxes, and answer what they ask"},
     "completion": {"completion": "Print the completion script for a shell"},
     "topics": {"help": "Explain a command or a topic"},
 }

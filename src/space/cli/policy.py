@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from space.cli import policies
 from space.cli.context import examples, of, print_json, print_table, printable
 from space.cli.lazy import loaded
 from space.model.errors import InvalidArgument
@@ -21,13 +22,14 @@ _Bundles = Annotated[list[str] | None, typer.Option("--bundle", metavar="NAME", 
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    group = typer.Typer(no_args_is_help=True, help="Check, explain, compare and test egress policies (offline).", rich_markup_mode=None)
+    group = typer.Typer(no_args_is_help=True, help="Check, explain, compare, test, store and apply egress policies.", rich_markup_mode=None)
     group.command("check", epilog=examples("space policy check policy.toml /etc/space/presets/pip.toml"))(check)
     group.command(
         "explain",
         epilog=examples(
             "space policy explain operator.toml policy.toml https://index.example.com/simple/x/",
             "space policy explain policy.toml wss://example.com/socket",
+            "space policy explain sb-... https://index.example.com/simple/x/",
         ),
     )(explain)
     group.command("diff", epilog=examples("space policy diff --fail-on-wider old.toml new.toml"))(diff)
@@ -36,6 +38,7 @@ def add_to(app: typer.Typer) -> None:
         "discover",
         epilog=examples("space policy discover pip > pip.toml", "space policy discover all --write"),
     )(discover)
+    policies.add_to(group)
     app.add_typer(group, name="policy")
 
 
@@ -72,7 +75,10 @@ def check(
 
 def explain(
     context: typer.Context,
-    words: Annotated[list[str], typer.Argument(metavar="FILE... URL", help="The layers, the operator's first, then what is asked for.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE...|SANDBOX URL", help="The layers, the operator's first, or a sandbox; then what is asked for."),
+    ],
     method: Annotated[str, typer.Option("--method", "-X", metavar="METHOD", help="As it is sent; upper and lower case differ.")] = "GET",
     websocket: Annotated[bool, typer.Option("--websocket", help="The request asks for a WebSocket.")] = False,
     foreign: Annotated[bool, typer.Option("--foreign", help="The request carries a credential of the guest's own.")] = False,
@@ -83,6 +89,9 @@ def explain(
     *files, text = words
     if not files:
         raise InvalidArgument("explain takes one to three policies and a URL", hint="space policy explain policy.toml https://example.com/")
+    if len(files) == 1 and policies.is_sandbox(files[0]):
+        policies.explain_of(context, files[0], text, method=method, websocket=websocket, foreign=foreign)
+        return 0
     stack = _stack([Path(file) for file in files], presets, bundles)
     try:
         url = loaded("space.core.policy.url", "parse")(text)

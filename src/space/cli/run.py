@@ -18,6 +18,7 @@ import typer
 
 from space.cli.completion import SandboxArgument
 from space.cli.context import Context, examples, note, of, pairs, print_json, report, tell, writer
+from space.cli.policies import PolicyOption, given
 from space.model.errors import ConnectionFailed, NotFound, PermissionDenied, SpaceError, TooLarge
 from space.model.sandbox import DEFAULT_CPUS, DEFAULT_DISK_MIB, DEFAULT_MEMORY_MIB, DEFAULT_TEMPLATE, DEFAULT_TTL_SECONDS, MAX_STDIN
 
@@ -79,6 +80,7 @@ def run(
     ttl: Annotated[
         int | None, typer.Option(metavar="SECONDS", help="The sandbox's life at most (an hour, or the timeout and a minute).")
     ] = None,
+    policy: PolicyOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the command's own output.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Do not delete the sandbox; its id goes to stderr.")] = False,
     server: Annotated[bool, typer.Option("--server", help="Use a running server only, never a private one.")] = False,
@@ -91,11 +93,12 @@ def run(
 
     asked = of(context)
     wanted = Wanted(argv_of(command), pairs(env or [], "--env"), cwd, user, timeout, _stdin(stdin))
+    allowed = None if policy is None else given(policy)
     life = ttl or (None if timeout is None else max(DEFAULT_TTL_SECONDS, int(timeout) + 60))
     with ExitStack() as stack:
         client = stack.enter_context(_server(asked, private=not server and not keep, quiet=quiet))
         began = time.monotonic()
-        sandbox = Sandbox.create(template, cpus=cpus, memory_mib=memory, disk_mib=disk, ttl_seconds=life, client=client)
+        sandbox = Sandbox.create(template, cpus=cpus, memory_mib=memory, disk_mib=disk, ttl_seconds=life, policy=allowed, client=client)
         if keep:
             print(sandbox.id, file=sys.stderr, flush=True)
         else:

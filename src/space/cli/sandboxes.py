@@ -12,6 +12,7 @@ import typer
 from space.cli.completion import sandboxes as completed
 from space.cli.context import OWN_FAILURE, emit, examples, note, of, pairs, print_json, print_table, report, span, tell
 from space.cli.inspect import OnTimeout, idle_policy
+from space.cli.policies import PolicyOption, given
 from space.cli.streams import OutputClosed, OutputFailed
 from space.model.errors import SpaceError
 from space.model.sandbox import DEFAULT_CPUS, DEFAULT_DISK_MIB, DEFAULT_MEMORY_MIB, DEFAULT_TEMPLATE, Phase
@@ -41,6 +42,7 @@ def create(
     on_timeout: Annotated[
         OnTimeout, typer.Option(metavar="delete|pause", help="What becomes of it at the end of its life.")
     ] = OnTimeout.delete,
+    policy: PolicyOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the id and nothing else.")] = False,
 ) -> None:
     """Make a sandbox that stays until it is deleted or its time is over; prints its id."""
@@ -58,6 +60,7 @@ def create(
             ttl_seconds=ttl,
             idle=None if idle is None else idle_policy(idle),
             on_timeout=on_timeout.value,
+            policy=None if policy is None else given(policy),
             client=client,
         )
         try:

@@ -6,6 +6,7 @@ never a cause. The SDK raises the same classes: `from_problem` finds the class o
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 
@@ -15,6 +16,9 @@ class SpaceError(Exception):
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
     title: ClassVar[str] = "Internal error"
+
+    # Where one request has several mistakes: each with `path`, `message` and `hint`.
+    details: Sequence[Mapping[str, str]] = ()
 
     def __init__(self, message: str, *, hint: str | None = None, request_id: str | None = None) -> None:
         super().__init__(message)

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-EventKind = Literal["created", "phase", "changed", "out_of_memory", "deleted"]
+from space.model.egress import Ask, PolicyStatus
+
+EventKind = Literal["created", "phase", "changed", "out_of_memory", "egress_asked", "egress_policy", "egress_worker_ended", "deleted"]
 EVENT_KINDS: tuple[str, ...] = get_args(EventKind)
 
 
@@ -21,8 +23,10 @@ class Event:
     """One thing that happened. at: UNIX seconds. revision, phase, reason: the sandbox's after it.
 
     created: it is wanted. phase: it went from `from_phase` to `phase`; the last one of a sandbox that failed. changed: the caller set
-    `fields` anew. out_of_memory: the guest's kernel killed `count` more processes, the last of them `process`. deleted: it is gone (or
-    its creation was refused), and nothing follows.
+    `fields` anew. out_of_memory: the guest's kernel killed `count` more processes, the last of them `process`. egress_asked: a request
+    waits for a person's word (`ask`). egress_policy: which policy says what may leave it, or whether the machine decides by it, is another
+    (`policy`). egress_worker_ended: the process that served its traffic crashed `count` more times, the last for `detail`; the next packet
+    begins another. deleted: it is gone (or its creation was refused), and nothing follows.
     """
 
     id: int
@@ -36,3 +40,6 @@ class Event:
     fields: Sequence[str] | None = None
     count: int | None = None
     process: str | None = None
+    ask: Ask | None = None
+    policy: PolicyStatus | None = None
+    detail: str | None = None

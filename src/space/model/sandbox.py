@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from space.model.egress import PolicyStatus
+
 MIB = 1 << 20
 
 DEFAULT_TEMPLATE = "base"
@@ -73,7 +75,7 @@ class SandboxInfo:
     """A sandbox as the API shows it. Times are UNIX seconds; `revision` grows with every change.
 
     expires_at: None once its time to live has paused it: it is kept then until it is deleted, gets another one, or is resumed,
-    which starts its time to live anew.
+    which starts its time to live anew. policy: which one says what may leave it.
     """
 
     id: str
@@ -84,6 +86,7 @@ class SandboxInfo:
     revision: int
     isolation: str
     reason: str | None = None
+    policy: PolicyStatus = field(default_factory=PolicyStatus)
 
 
 @dataclass(frozen=True, slots=True)

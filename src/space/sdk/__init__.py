@@ -12,6 +12,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from space.model.egress import (
+        Ask,
+        EgressCounters,
+        ExplainStep,
+        Explanation,
+        NamedPolicy,
+        PolicyLayer,
+        PolicyNote,
+        PolicyStatus,
+        SandboxPolicy,
+    )
     from space.model.events import Event
     from space.model.files import FileChange, FileInfo
     from space.model.process import ProcessInfo, PtySize
@@ -39,6 +50,17 @@ if TYPE_CHECKING:
 
 # Looked up when first used: who works without asyncio does not import it.
 _HOMES = {
+    "space.model.egress": (
+        "Ask",
+        "EgressCounters",
+        "ExplainStep",
+        "Explanation",
+        "NamedPolicy",
+        "PolicyLayer",
+        "PolicyNote",
+        "PolicyStatus",
+        "SandboxPolicy",
+    ),
     "space.model.events": ("Event",),
     "space.model.files": (
         "FileChange",
@@ -108,6 +130,7 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Ask",
     "AsyncClient",
     "AsyncConnection",
     "AsyncFiles",
@@ -120,9 +143,12 @@ __all__ = [
     "Client",
     "CommandFailed",
     "Connection",
+    "EgressCounters",
     "Event",
     "EventGap",
     "ExitStatus",
+    "ExplainStep",
+    "Explanation",
     "FileChange",
     "FileInfo",
     "Files",
@@ -134,10 +160,14 @@ __all__ = [
     "Limits",
     "Metrics",
     "MetricsHistory",
+    "NamedPolicy",
     "Output",
     "OutputLost",
     "Overflow",
     "Phase",
+    "PolicyLayer",
+    "PolicyNote",
+    "PolicyStatus",
     "Process",
     "ProcessInfo",
     "PtySize",
@@ -147,6 +177,7 @@ __all__ = [
     "Sample",
     "Sandbox",
     "SandboxInfo",
+    "SandboxPolicy",
     "SandboxSpec",
     "Terminal",
     "Text",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
+from space.model.egress import PolicyStatus
 from space.model.errors import (
     Conflict,
     DeadlineExceeded,
@@ -122,6 +123,7 @@ def sandbox_info(answer: Any) -> SandboxInfo:
             revision=int(answer["revision"]),
             isolation=str(answer["isolation"]),
             reason=answer.get("reason"),
+            policy=record(PolicyStatus, answer.get("policy") or {}),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ProtocolError(f"the server's answer is no sandbox: {error!r}", hint="is the server of another version?") from error
@@ -231,4 +233,7 @@ def problem_document(document: Mapping[str, Any], code: str, request_id: str | N
     """The exception of a problem object (also of a process stream's error frame)."""
     text = document.get("detail") or document.get("title") or "the server gave no reason"
     hint = document.get("hint")
-    return from_code(code, str(text), hint=str(hint) if hint else None, request_id=document.get("request_id") or request_id)
+    fault = from_code(code, str(text), hint=str(hint) if hint else None, request_id=document.get("request_id") or request_id)
+    details = document.get("details")
+    fault.details = [one for one in details if isinstance(one, dict)] if isinstance(details, list) else ()
+    return fault

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from space.model.egress import Ask, PolicyStatus
 from space.model.errors import ProtocolError, SpaceError, StreamCut
 from space.model.events import EVENT_KINDS, Event
-from space.sdk.answers import problem_document
+from space.sdk.answers import problem_document, record
 from space.sdk.follow import wait_before_reattach
 
 
@@ -82,6 +83,10 @@ class EventLog:
 
 def _event(line: Mapping[str, Any]) -> Event:
     try:
-        return Event(**{item.name: line[item.name] for item in fields(Event) if item.name in line})
+        told = {item.name: line[item.name] for item in fields(Event) if item.name in line}
+        for name, cls in (("ask", Ask), ("policy", PolicyStatus)):
+            if told.get(name) is not None:
+                told[name] = record(cls, told[name])
+        return Event(**told)
     except TypeError as error:
         raise ProtocolError(f"the server's line is no event: {error}", hint="is the server of another version?") from error

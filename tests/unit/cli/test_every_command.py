@@ -80,6 +80,14 @@ ASKED = {
     "webhooks create": "https://hooks.example.com/",
     "webhooks delete": "W",
     "audit": "",
+    "egress asks": "S",
+    "egress allow": "S A",
+    "egress deny": "S A",
+    "policy set": "agents POLICY",
+    "policy get": "stored",
+    "policy list": "",
+    "policy delete": "stored",
+    "policy apply": "S stored",
     "config show": "",
     "config set": "api_url https://space.example.com",
     "config unset": "api_url",
@@ -141,8 +149,18 @@ def test_every_command_answers_with_json(
     client.create_key(tenant="acme")
     webhook = client.create_webhook("https://hooks.example.com/one").webhook
     (tmp_path / "local").write_text("x")
+    (tmp_path / "policy.toml").write_text("version = 1\n")
+    client.set_policy("stored", {"version": 1})
+    more = {"A": server.egress.ask(sandbox.id), "POLICY": str(tmp_path / "policy.toml")}
     monkeypatch.setattr("os.read", lambda *_: b"")
-    names = {"S": sandbox.id, "P": process.id, "W": webhook.id, "LOCAL": str(tmp_path / "local"), "S:/copied": f"{sandbox.id}:/copied"}
+    names = {
+        "S": sandbox.id,
+        "P": process.id,
+        "W": webhook.id,
+        "LOCAL": str(tmp_path / "local"),
+        "S:/copied": f"{sandbox.id}:/copied",
+        **more,
+    }
     status = main(["--json", *words.split(), *(names.get(word, word) for word in ASKED[words].split())])
     captured = capfd.readouterr()
     assert (status, captured.err) == (0, "")

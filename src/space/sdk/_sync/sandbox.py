@@ -23,6 +23,7 @@ from space.sdk.answers import Metrics, MetricsHistory, TreeSummary, metrics_hist
 from space.sdk.archive import Limits, Links, Staging, Unpacked
 from space.sdk.output import DEFAULT_OUTPUT_LIMIT, CommandFailed, ProcessStream, Result
 from space.sdk.pack import Exclude, pack
+from space.sdk.policies import PolicySource, policy_request
 from space.sdk.request import (
     KEEP,
     Command,
@@ -46,6 +47,7 @@ from space.sdk.retry import UNDECIDED
 
 from ._wait import invoke, offload, sleep
 from .client import ABANDON_SECONDS, HEARTBEAT_LIMIT_SECONDS, Client, abandon
+from .egress import SandboxEgress
 from .files import Files
 from .forward import Forward
 from .ports import Connection
@@ -57,7 +59,7 @@ SETTLE_SECONDS = 0.2
 TREE_SECONDS = 150.0  # between two pieces of a tree; the server gives up after 120 s
 
 
-class Sandbox:
+class Sandbox(SandboxEgress):
     """One sandbox. `create` or `connect` make this object; as a context manager it deletes what it created.
 
     Cancelling a call (or Ctrl-C) closes its connection: a command ends with its connection.
@@ -93,6 +95,7 @@ class Sandbox:
         ttl_seconds: int | None = None,
         idle: IdlePolicy | None = None,
         on_timeout: Literal["delete", "pause"] = "delete",
+        policy: PolicySource | None = None,
         idempotency_key: str | None = None,
         client: Client | None = None,
         api_url: str | None = None,
@@ -100,7 +103,8 @@ class Sandbox:
         transport: httpx.BaseTransport | None = None,
     ) -> Self:
         """A new sandbox, running. memory, disk: MiB. ttl_seconds: from now on; then the server deletes it (an hour unless given), or
-        pauses it with on_timeout="pause". idle: what becomes of it when nothing happens in it.
+        pauses it with on_timeout="pause". idle: what becomes of it when nothing happens in it. policy: what may leave it, as a table,
+        TOML text, a path, or the name of a stored policy; without one the tenant's default, else nothing.
 
         The request carries an idempotency key (a random one unless given), so a repeat after a lost answer makes no second
         sandbox. When the call is cancelled (or Ctrl-C comes), or its outcome is unknown in the end, the sandbox that may be on its way is
@@ -110,6 +114,7 @@ class Sandbox:
         spec: dict[str, Any] = {"template": template, "cpus": cpus, "memory_mib": memory_mib, "disk_mib": disk_mib}
         spec |= {"env": dict(env or {}), "metadata": dict(metadata or {})} | ({} if ttl_seconds is None else {"ttl_seconds": ttl_seconds})
         spec |= ({} if idle is None else {"idle": idle_rule(idle)}) | ({} if on_timeout == "delete" else {"on_timeout": on_timeout})
+        spec |= {} if policy is None else {"policy": policy_request(policy)}
         headers = {"idempotency-key": idempotency_key or secrets.token_hex(16)}
         used = client or Client(api_url=api_url, api_key=api_key, transport=transport)
         try:

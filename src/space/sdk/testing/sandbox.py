@@ -7,12 +7,13 @@ import struct
 import tarfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl
 
 import httpx
 
+from space.model.egress import PolicyStatus
 from space.model.errors import Conflict, InvalidArgument, NotFound, Unsupported
 from space.model.frames import MEDIA_TYPE, PROCESS_MEDIA_TYPE
 from space.model.ids import new_request_id
@@ -45,6 +46,9 @@ class MockSandbox:
     deleted_processes: set[str] = field(default_factory=set)
     closed: int = 0
     expires_at: float | None = None
+    policy: dict[str, Any] = field(default_factory=lambda: asdict(PolicyStatus()))
+    own_policy: dict[str, Any] | None = None
+    asks: dict[str, dict[str, Any]] = field(default_factory=dict)
     tree: MockFiles = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,6 +66,7 @@ class MockSandbox:
             "revision": self.revision,
             "isolation": "none (mock)",
             "reason": None,
+            "policy": self.policy,
         }
 
 

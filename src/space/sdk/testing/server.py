@@ -34,6 +34,7 @@ from space.model.sandbox import Phase, SandboxSpec
 from space.sdk._async.client import AsyncClient
 from space.sdk._sync.client import Client
 from space.sdk.testing.body import Cut
+from space.sdk.testing.egress import Egress
 from space.sdk.testing.listener import listener
 from space.sdk.testing.operations import Events, Operations
 from space.sdk.testing.processes import BUILTIN, Program, Programs
@@ -69,6 +70,7 @@ class MockServer:
         self._programs = Programs(dict(BUILTIN))
         self._routes = Routes(self._programs, self.events.tell)
         self._operations = Operations()
+        self.egress = Egress(self.events.tell, self.sandboxes)
         self._faults: list[tuple[str, BaseException]] = []
         self._cuts: list[tuple[str, int]] = []
         self._created: dict[str, str] = {}
@@ -199,9 +201,13 @@ class MockServer:
             case "DELETE", ["v1", "sandboxes", sandbox_id]:
                 return self._delete(self.sandbox(sandbox_id))
             case method, ["v1", "sandboxes", sandbox_id, *rest]:
+                of_egress = self.egress.of_sandbox(method, self.sandbox(sandbox_id), rest, request)
+                if of_egress is not None:
+                    return of_egress
                 return self._routes.answer(method, self.sandbox(sandbox_id), rest, request)
             case method, ["v1", *rest]:
-                found = self._operations.answer(method, rest, request, self._used())
+                found = self.egress.of_tenant(method, rest, request)
+                found = found or self._operations.answer(method, rest, request, self._used())
                 if found is not None:
                     return found
         raise NotFound(f"there is no {request.method} {request.url.path}")
@@ -212,6 +218,7 @@ class MockServer:
 
     def _create(self, request: httpx.Request) -> httpx.Response:
         wanted = document(request)
+        policy = wanted.pop("policy", None)
         spec = asdict(SandboxSpec())
         if unknown := set(wanted) - set(spec):
             raise InvalidArgument(f"unknown field {min(unknown)!r}")
@@ -223,6 +230,7 @@ class MockServer:
             if repeat in self._created:
                 return answer(self.sandboxes[self._created[repeat]].document())
             sandbox = MockSandbox(new_sandbox_id(), spec, time.time())
+            self.egress.begin(sandbox, policy)
             self.sandboxes[sandbox.id] = sandbox
             if repeat:
                 self._created[repeat] = sandbox.id
