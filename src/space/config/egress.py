@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Network, ip_address, ip_network
 from pathlib import Path
 
+from space.core.plan.outbound import Outbound
 from space.core.policy.addresses import Address, Network
 from space.model.errors import InvalidArgument, Unavailable
 
@@ -59,6 +60,11 @@ def machine_resolvers(resolv_conf: Path = RESOLV_CONF) -> tuple[Resolver, ...]:
         if (address, DNS_PORT) not in found:
             found.append((address, DNS_PORT))
     return tuple(found[:MOST_RESOLVERS])
+
+
+def outbound(uid: int, listed: Sequence[str], networks: Iterable[str], resolv_conf: Path = RESOLV_CONF) -> Outbound:
+    """What the packet filter of the dialer's uid lets out, by these settings, as the dialer reads them."""
+    return Outbound(uid, resolvers(listed) or machine_resolvers(resolv_conf), reachable(networks))
 
 
 def reachable(listed: Iterable[str]) -> tuple[Network, ...]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from space.config.instance import Instance
 from space.core.plan import edge, machine, ruleset
 from space.core.plan.ruleset import GUEST_MAC, TAP
-from space.host import namespaces, process, routing
+from space.host import namespaces, nftables, process, routing
 from space.model.errors import Conflict, Internal
 from space.rootd import slots
 from space.rootd.log import log
@@ -106,7 +106,7 @@ def counters(instance: Instance, slot: int) -> dict[str, int]:
 
     def read() -> bytes:
         namespaces.enter_network(instance.netns(slot))
-        return json.dumps(ruleset.counters(_listing())).encode()
+        return json.dumps(ruleset.counters(nftables.ruleset())).encode()
 
     found: dict[str, int] = json.loads(process.forked(read))
     return found
@@ -131,8 +131,8 @@ def _build(path: Path, plan: edge.Plan, channel: socket.socket) -> bytes:
     namespaces.keep_network(path)
     slots.silence()
     namespaces.make_tap(TAP, namespaces.TAP_MAC)
-    process.run(["nft", "-f", "-"], data=edge.ruleset(plan).encode())
-    loaded = edge.loaded(_listing())
+    nftables.load(edge.ruleset(plan))
+    loaded = edge.loaded(nftables.ruleset())
     if loaded != edge.expected(plan):
         raise Internal(f"the ruleset of {path} reads back otherwise than it was written: {json.dumps(loaded)[:2000]}")
     _address()
@@ -146,10 +146,10 @@ def _inspect(path: Path, plan: edge.Plan, channel: socket.socket | None) -> byte
     namespaces.enter_network(path)
     if namespaces.interfaces() != {"lo", TAP} or not namespaces.is_up(TAP) or namespaces.is_up("lo"):
         return _BROKEN
-    loaded = edge.loaded(_listing())
+    loaded = edge.loaded(nftables.ruleset())
     if loaded == edge.expected(edge.Plan(plan.synthetic, literal=not plan.literal)):
-        process.run(["nft", "-f", "-"], data=edge.change(plan).encode())
-        loaded = edge.loaded(_listing())
+        nftables.load(edge.change(plan))
+        loaded = edge.loaded(nftables.ruleset())
     if loaded != edge.expected(plan):
         return _BROKEN
     _address()
@@ -210,7 +210,3 @@ def _open_listeners(channel: socket.socket) -> None:
     finally:
         for one in opened:
             one.close()
-
-
-def _listing() -> object:
-    return json.loads(process.run(["nft", "-j", "-p", "list", "ruleset"]).stdout)

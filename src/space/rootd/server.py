@@ -28,7 +28,7 @@ from space.config import instance as instances
 from space.config.instance import DATA_ROOT, RUN_ROOT, Instance
 from space.config.ready import say_ready
 from space.core.plan.edge import Plan, parse_range
-from space.host import cgroups, namespaces, syscalls
+from space.host import cgroups, namespaces, process, syscalls
 from space.model.errors import Conflict, Internal, NoCapacity, NotFound, SpaceError
 from space.model.rootd import (
     CreateSandbox,
@@ -45,7 +45,7 @@ from space.model.rootd import (
     StageTemplate,
     StartVmm,
 )
-from space.rootd import edge, records, sandboxes, slots, templates, vmm, workers
+from space.rootd import edge, outbound, records, sandboxes, slots, templates, vmm, workers
 from space.rootd.log import configure, log
 
 _MAX_PEERS = 16
@@ -197,11 +197,11 @@ def _fault(error: Exception) -> SpaceError:
     return Internal("rootd failed; its log says why")
 
 
-def run(rootd: Rootd, listener: socket.socket, wake: socket.socket) -> None:
+def run(rootd: Rootd, listener: socket.socket, wake: socket.socket, outward: outbound.Filter) -> None:
     """Serve until SIGTERM or SIGINT."""
     poll = select.epoll()
-    poll.register(listener, select.EPOLLIN)
-    poll.register(wake, select.EPOLLIN)
+    for each in (listener, wake, outward):
+        poll.register(each, select.EPOLLIN)
     while True:
         for number, _ in poll.poll():
             if number == wake.fileno():
@@ -209,6 +209,8 @@ def run(rootd: Rootd, listener: socket.socket, wake: socket.socket) -> None:
                 if signal.SIGTERM in arrived or signal.SIGINT in arrived:
                     return
                 vmm.reap(rootd.children)
+            elif number == outward.fileno():
+                outward.follow()
             elif number == listener.fileno():
                 rootd.accept(listener, poll)
             elif number in rootd.peers:
@@ -249,7 +251,8 @@ def main() -> int:
     listener.setblocking(False)
     try:
         rootd = Rootd(instance, sandboxes.open_place(instance))
-    except cgroups.Missing as error:
+        outward = outbound.Filter(instance)
+    except (cgroups.Missing, process.ProcessFailed, SpaceError) as error:
         parser.exit(1, f"{error}\n")
     sandboxes.tidy(rootd.place)
     for name in templates.tidy(rootd.place):
@@ -259,7 +262,7 @@ def main() -> int:
     (instance.run / "rootd.pid").write_text(f"{os.getpid()} {started}\n")
     log(f"ready: instance {instance.name}, {alive} VMMs adopted")
     say_ready(options.ready_fd)
-    run(rootd, listener, wake)
+    run(rootd, listener, wake, outward)
     log("stopped; VMMs are left running")
     return 0
 

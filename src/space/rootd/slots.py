@@ -13,7 +13,7 @@ from pathlib import Path
 
 from space.config.instance import Instance
 from space.core.plan import ruleset
-from space.host import namespaces, process
+from space.host import namespaces, nftables, process
 from space.model.errors import Internal
 
 
@@ -60,8 +60,8 @@ def _build(path: Path) -> bytes:
     namespaces.keep_network(path)
     silence()
     namespaces.make_tap(ruleset.TAP, namespaces.TAP_MAC)
-    process.run(["nft", "-f", "-"], data=ruleset.ruleset().encode())
-    loaded = _loaded()
+    nftables.load(ruleset.ruleset())
+    loaded = ruleset.canonical(nftables.ruleset())
     if loaded != ruleset.expected():
         raise Internal(f"the ruleset of {path} reads back otherwise than it was written: {json.dumps(loaded)[:2000]}")
     namespaces.set_up(ruleset.TAP)
@@ -70,9 +70,5 @@ def _build(path: Path) -> bytes:
 
 def _inspect(path: Path) -> bytes:
     namespaces.enter_network(path)
-    whole = namespaces.interfaces() == {"lo", ruleset.TAP} and namespaces.is_up(ruleset.TAP) and _loaded() == ruleset.expected()
-    return b"whole" if whole else b"broken"
-
-
-def _loaded() -> list[dict[str, object]]:
-    return ruleset.canonical(json.loads(process.run(["nft", "-j", "list", "ruleset"]).stdout))
+    built = namespaces.interfaces() == {"lo", ruleset.TAP} and namespaces.is_up(ruleset.TAP)
+    return b"whole" if built and ruleset.canonical(nftables.ruleset()) == ruleset.expected() else b"broken"

@@ -2,7 +2,8 @@
 
     python -I -m space.rootd.sweep --instance NAME [--data]
 
-Processes go first (recorded services, the instance's cgroups, then its uids), then namespaces and mounts, cgroups, files. Every
+Processes go first (recorded services, the instance's cgroups, then its uids), then the dialer's packet filter, namespaces and mounts,
+cgroups, files. Every
 step is idempotent, so a sweep that was cut off is simply run again. A process that has another root than we may belong to an
 instance of that root file system, whose uids can be the same: only our cgroups speak for it, as they do for every VMM.
 """
@@ -19,7 +20,8 @@ from pathlib import Path
 
 from space.config import instance as instances
 from space.config.instance import DATA_ROOT, RUN_ROOT, Instance
-from space.host import cgroups, files, namespaces, syscalls
+from space.core.plan import outbound
+from space.host import cgroups, files, namespaces, nftables, syscalls
 from space.rootd.log import log
 
 
@@ -31,6 +33,7 @@ def sweep(instance: Instance, *, data: bool = False) -> list[str]:
     for step in (
         lambda: _end_recorded(instance),
         lambda: _end_processes(instance, tree),
+        lambda: nftables.remove(outbound.table_of(instance.dialer_uid)),  # now that nobody of that uid is left
         lambda: _unmount(instance),
         tree.remove,
         lambda: cgroups.give_back(hierarchies),

@@ -95,14 +95,24 @@ async def _tcp(zone: Zone, reader: asyncio.StreamReader, writer: asyncio.StreamW
 
 
 async def serve(zone: Zone) -> None:
-    """Until the loop ends."""
-    loop = asyncio.get_running_loop()
-    server = await asyncio.start_server(lambda reader, writer: _tcp(zone, reader, writer), "127.0.0.1", 0)
-    zone.port = server.sockets[0].getsockname()[1]
+    """On a free port of loopback, until the loop ends."""
+    tcp = socket.create_server(("127.0.0.1", 0))
+    await serve_on(zone, tcp, bound("127.0.0.1", tcp.getsockname()[1]))
+
+
+def bound(address: str, port: int) -> socket.socket:
+    """A socket for datagrams, in the network namespace of the caller."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    sock.bind(("127.0.0.1", zone.port))
-    await loop.create_datagram_endpoint(lambda: _Udp(zone), sock=sock)
-    zone.held.append(server)
+    sock.bind((address, port))
+    return sock
+
+
+async def serve_on(zone: Zone, tcp: socket.socket, udp: socket.socket) -> None:
+    """On sockets of one address and port, wherever they were made, until the loop ends."""
+    zone.port = tcp.getsockname()[1]
+    zone.held.append(await asyncio.start_server(lambda reader, writer: _tcp(zone, reader, writer), sock=tcp))
+    udp.setblocking(False)
+    await asyncio.get_running_loop().create_datagram_endpoint(lambda: _Udp(zone), sock=udp)
 
 
 def run(main: Awaitable[None]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from space.config.instance import Instance, instances
+from space.core.plan.outbound import table_of
 from space.host import namespaces
 from space.node.limits import READY_SLOTS
 
@@ -21,9 +22,10 @@ Things = frozenset[str]
 
 
 def of_instance(instance: Instance) -> Things:
-    """Everything of an instance: processes, mounts, loop devices, cgroups, shared memory, files, its uid block."""
+    """Everything of an instance: processes, mounts, loop devices, cgroups, shared memory, files, packet filters, its uid block."""
     found = set(_processes(instance, instance.uid_range)) | set(_kernel_things(instance))
     found |= {f"directory {path}" for path in (instance.data, instance.run) if path.exists()}
+    found |= {f"nft {line}" for line in _tables() if line == f"table inet {table_of(instance.dialer_uid)}"}
     block = instance.data_root / "instances" / ".blocks" / str(instance.index)
     if block.exists() and block.read_text() == instance.name:
         found.add(f"uid block {block}")
@@ -48,11 +50,11 @@ def of_sandboxes(instance: Instance) -> Things:
 
 def of_host() -> Things:
     """What belongs to no instance: interfaces and nft tables of the root namespace, loop devices, our mounts."""
-    tables = subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=False).stdout.splitlines()
+    filters = {f"table inet {table_of(each.dialer_uid)}" for each in instances()}
     return frozenset(
         {
             *(f"interface {path.name}" for path in _entries(Path("/sys/class/net"))),
-            *(f"nft {line}" for line in tables),
+            *(f"nft {line}" for line in _tables() if line not in filters),
             *(f"loop device of {backing}" for backing in _loops() if backing.startswith("/var/lib/space")),
             *(f"mount {point}" for point in _mounts() if _is_shared(point)),
         }
@@ -82,6 +84,10 @@ def settle(look: Callable[[], Things], expected: Things = frozenset(), *, within
         if time.monotonic() > deadline:
             raise AssertionError(f"left on the host after {within:g} s:\n  " + "\n  ".join(sorted(left)))
         time.sleep(0.05)
+
+
+def _tables() -> list[str]:
+    return subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=False).stdout.splitlines()
 
 
 def _processes(instance: Instance, uids: range) -> Iterator[str]:

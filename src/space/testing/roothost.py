@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 
 from space.config.artefacts import TemplateManifest
 from space.config.instance import Instance
+from space.config.settings import Settings, save_effective
+from space.core.plan.outbound import table_of
 from space.host import cgroups, syscalls
 from space.model.ids import InstanceName, new_sandbox_id
 from space.model.rootd import CreateSandbox, StartVmm
@@ -80,6 +82,7 @@ def make_instance(name: str, root: Path, artefacts: Path, block: int) -> Instanc
     for directory in (instance.data, instance.run, instance.sandboxes):
         directory.mkdir(parents=True)
     (instance.data / "instance.json").write_text(json.dumps({"name": name, "index": instance.index}))
+    save_effective(instance, Settings(port=0))
     if not instance.artefacts.exists():
         instance.artefacts.symlink_to(artefacts)
     return instance
@@ -182,6 +185,8 @@ class RootHost:
         found = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {instance.run}/" in line]
         found += [str(path) for path in self.tree().directories() if path.exists()]
         found += [str(path) for path in (instance.run, instance.sandboxes) if path.exists()]
+        tables = subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=False).stdout.splitlines()
+        found += [line for line in tables if line == f"table inet {table_of(instance.dialer_uid)}"]
         for entry in Path("/proc").iterdir():
             with suppress(FileNotFoundError, ProcessLookupError):
                 if entry.name.isdigit() and entry.stat().st_uid in instance.uid_range:

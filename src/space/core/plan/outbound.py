@@ -23,6 +23,7 @@ from space.core.plan import ruleset
 from space.core.policy.addresses import Address, Network, refused_ranges
 
 COUNTERS = ("not_public", "own", "not_tcp")
+PREFIX = "space_dial_"
 _TCP = 6  # by number: without /etc/protocols nft knows no names when it lists
 _FIELDS: dict[Literal[4, 6], str] = {4: "ip", 6: "ip6"}
 _TYPES: dict[Literal[4, 6], str] = {4: "ipv4_addr", 6: "ipv6_addr"}
@@ -44,7 +45,12 @@ class Outbound:
     @property
     def table(self) -> str:
         """One for each uid: instances on one host have a filter each."""
-        return f"space_dial_{self.uid}"
+        return table_of(self.uid)
+
+
+def table_of(uid: int) -> str:
+    """What the filter of a dialer's uid is called."""
+    return f"{PREFIX}{uid}"
 
 
 def text(outbound: Outbound) -> str:
