@@ -8,7 +8,7 @@ use space_protocol::messages::{Exec, Variable};
 use space_protocol::{Bytes, Failure, Message};
 
 use crate::users::Account;
-use crate::{sys, terminal};
+use crate::{sys, terminal, variables};
 
 /// The account that is meant when none is named.
 pub const DEFAULT_USER: &str = "user";
@@ -49,13 +49,14 @@ pub fn check_env(env: &[Variable]) -> Result<(), Failure> {
     }
 }
 
-/// The environment: the user's, then configure's, then the request's; later wins, order of first mention.
-pub fn environment(user: Vec<(Vec<u8>, Vec<u8>)>, layers: &[&[Variable]]) -> Vec<(Vec<u8>, Vec<u8>)> {
+/// The environment: the user's, the template's, configure's, the request's; later wins, order of first mention.
+pub fn environment(user: Vec<(Vec<u8>, Vec<u8>)>, template: Vec<(Vec<u8>, Vec<u8>)>, layers: &[&[Variable]]) -> Vec<(Vec<u8>, Vec<u8>)> {
     let mut out = user;
-    for (name, value) in layers.iter().copied().flatten() {
-        match out.iter_mut().find(|(known, _)| *known == name.0) {
-            Some(found) => found.1.clone_from(&value.0),
-            None => out.push((name.0.clone(), value.0.clone())),
+    let given = layers.iter().copied().flatten().map(|(name, value)| (name.0.clone(), value.0.clone()));
+    for (name, value) in template.into_iter().chain(given) {
+        match out.iter_mut().find(|(known, _)| *known == name) {
+            Some(found) => found.1 = value,
+            None => out.push((name, value)),
         }
     }
     out
@@ -82,7 +83,7 @@ pub fn run(request: &Exec, base: &[Variable]) -> Result<Message, Failure> {
     }
     account.enter()?;
     enter_directory(request.cwd.as_ref(), &account)?;
-    let env = environment(first, &[base, &request.env]);
+    let env = environment(first, variables::load(), &[base, &request.env]);
     let path = env.iter().find(|(name, _)| name == b"PATH").map_or(&[][..], |(_, value)| value);
     let text = |bytes: &[u8]| CString::new(bytes).map_err(|_| Failure::invalid("a NUL byte in an argument"));
     let argv = request.argv.iter().map(|arg| text(&arg.0)).collect::<Result<Vec<_>, _>>()?;
@@ -158,9 +159,10 @@ mod tests {
     #[test]
     fn later_layers_of_the_environment_win_in_the_place_of_the_first() {
         let user = vec![(b"PATH".to_vec(), b"/bin".to_vec()), (b"LANG".to_vec(), b"C".to_vec())];
-        let env = environment(user, &[&[pair("LANG", "de"), pair("A", "1")], &[pair("A", "2"), pair("PATH", "")]]);
+        let template = vec![(b"A".to_vec(), b"0".to_vec()), (b"B".to_vec(), b"0".to_vec()), (b"LANG".to_vec(), b"fr".to_vec())];
+        let env = environment(user, template, &[&[pair("LANG", "de"), pair("A", "1")], &[pair("A", "2"), pair("PATH", "")]]);
         let text: Vec<String> = env.iter().map(|(n, v)| format!("{}={}", shown(n), shown(v))).collect();
-        assert_eq!(text, ["PATH=", "LANG=de", "A=2"]);
+        assert_eq!(text, ["PATH=", "LANG=de", "A=2", "B=0"]);
     }
 
     #[test]

@@ -29,6 +29,7 @@ mod sys;
 mod terminal;
 mod tree;
 mod users;
+mod variables;
 mod watch;
 
 fn main() {
