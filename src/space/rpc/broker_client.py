@@ -13,10 +13,10 @@ from space.rpc.asking import Asker
 
 
 class _Client:
-    """Over a connected socket, which it takes over."""
+    """Over a connected socket, which it takes over. first: where its questions are counted from, where others have asked before."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._asker = Asker(sock, api.Answer, who="the broker")
+    def __init__(self, sock: socket.socket, first: int = 0) -> None:
+        self._asker = Asker(sock, api.Answer, who="the broker", first=first)
 
     def close(self) -> None:
         """Hang up."""

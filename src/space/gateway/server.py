@@ -1,0 +1,186 @@
+"""The composition root of the gateway: the zygote, from which a worker is forked for each sandbox that has traffic.
+
+    python -I -m space.gateway.server --instance NAME --listen-fd N [--ready-fd N] [--log-format F]
+
+serve starts it under the gateway's uid, in a network namespace of its own with nothing in it, with CAP_SETUID and CAP_SETGID and no other
+capability; it refuses to start otherwise. Everything that workers need of code and authorities is loaded here once and shared with them;
+after that neither it nor they open a file or a socket (`space.gateway.filters`). Requests: `space.rpc.gateway_api`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import os
+import signal
+import socket
+import ssl
+from pathlib import Path
+
+from space.config import instance as instances
+from space.config import logs
+from space.config.instance import DATA_ROOT, RUN_ROOT, SLOTS, Instance
+from space.config.ready import say_ready
+from space.config.settings import load_effective
+from space.core.policy import document
+from space.gateway import chains, filters, tls, workerprocess
+from space.gateway.bindings import Bound
+from space.gateway.zygote import Zygote
+from space.host import namespaces, process, syscalls
+from space.model.errors import InvalidArgument, SpaceError, Unavailable
+
+log = logging.getLogger("space.gateway")
+
+CAPABILITIES = (6, 7)  # CAP_SETGID, CAP_SETUID
+_MOST_ROOTS = 16 << 20
+
+
+class Forker:
+    """Workers by fork. A worker is of another uid, and this process has no capability to signal it: it takes that uid for the moment."""
+
+    def __init__(self, instance: Instance, roots: str) -> None:
+        self._instance = instance
+        self._roots = roots
+        self._own = os.getuid()
+        self._pid = os.getpid()
+
+    def start(self, bound: Bound, channel: int) -> int:
+        """The pid of a worker."""
+        listener, dns, dns_tcp, signer, audit, dialer, memory, *cgroups = bound.held
+        start = workerprocess.Start(
+            sandbox=bound.sandbox,
+            uid=self._instance.worker_uid(bound.slot),
+            synthetic=bound.synthetic,
+            roots=self._roots,
+            zygote=channel,
+            listener=listener,
+            dns=dns,
+            dns_tcp=dns_tcp,
+            signer=signer,
+            audit=audit,
+            dialer=dialer,
+            memory=memory,
+            cgroups=tuple(cgroups),
+            policy=bound.policy,
+            policy_generation=bound.policy_generation,
+        )
+        pid = os.fork()
+        if pid == 0:
+            workerprocess.become(start, self._pid)
+        return pid
+
+    def kill(self, bound: Bound, pidfd: int) -> None:
+        """SIGKILL."""
+        os.setresuid(-1, self._instance.worker_uid(bound.slot), -1)
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        finally:
+            os.setresuid(-1, self._own, -1)
+
+
+def check_place(instance: Instance) -> None:
+    """InvalidArgument unless this process is as serve starts it."""
+    if {os.getuid(), os.geteuid(), os.getgid(), os.getegid()} != {instance.gateway_uid} or os.getgroups():
+        raise InvalidArgument(f"the gateway runs under uid and gid {instance.gateway_uid}, not {os.geteuid()} and {os.getegid()}")
+    held = {line.split()[0]: int(line.split()[1], 16) for line in Path("/proc/self/status").read_text().splitlines() if line[:3] == "Cap"}
+    wanted = sum(1 << one for one in CAPABILITIES)
+    if any(held[f"Cap{kind}:"] != wanted for kind in ("Prm", "Eff", "Bnd")):
+        raise InvalidArgument("the gateway has CAP_SETUID and CAP_SETGID, in its bounding set as well, and no other capability")
+    if namespaces.interfaces() != {"lo"} or namespaces.is_up("lo"):
+        raise InvalidArgument("the gateway runs in a network namespace of its own, with nothing in it")
+
+
+def authorities(extra: Path | None) -> str:
+    """The machine's roots, and the operator's, as text. Unavailable when the machine's are not to be had."""
+    paths = ssl.get_default_verify_paths()
+    found: list[str] = []
+    known = [Path(path) for path in (paths.cafile, "/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt") if path]
+    for path in [next((one for one in known if one.is_file()), None), extra]:
+        if path is None:
+            continue
+        try:
+            text = path.read_text()[:_MOST_ROOTS]
+        except (OSError, UnicodeDecodeError) as error:
+            raise Unavailable(f"the authorities in {path} cannot be read: {error}") from error
+        if "-----BEGIN CERTIFICATE-----" not in text:
+            raise Unavailable(f"{path} holds no certificate")
+        found.append(text)
+    if not found:
+        raise Unavailable("this machine has no store of authorities", hint="install ca-certificates, or set egress_ca_file")
+    return "\n".join(found)
+
+
+def warm(roots: str) -> None:
+    """Make once what every worker would make for itself."""
+    try:
+        tls.prepare(roots)
+    except ssl.SSLError as error:
+        raise Unavailable(f"the authorities of upstreams cannot be loaded: {error}", hint="is egress_ca_file PEM?") from error
+    made = process.forked(_trial_leaf)  # whoever makes it brings a library along that neither zygote nor workers need
+    chain, _, key = made.partition(b"\0")
+    chains.verify(chain, key, "warm.example.com", chain.decode())
+    "warm.example.com".encode("idna")
+    document.read(document.compose({"sandbox": {"version": 1, "rule": [{"host": "warm.example.com", "paths": ["/a/**"]}]}}))
+    gc.collect()
+    gc.freeze()  # what is here stays here, and no worker's collector writes to its pages
+
+
+def _trial_leaf() -> bytes:
+    from space.gateway.trial import leaf
+
+    chain, key = leaf("warm.example.com")
+    return chain + b"\0" + key
+
+
+def main() -> int:
+    """The process."""
+    parser = argparse.ArgumentParser(prog="space.gateway", description="one worker for each sandbox with traffic")
+    parser.add_argument("--instance", required=True)
+    parser.add_argument("--listen-fd", required=True, type=int)
+    parser.add_argument("--ready-fd", type=int)
+    parser.add_argument("--log-format", choices=logs.FORMATS, default="text")
+    parser.add_argument("--data-root", type=Path, default=DATA_ROOT, help="for tests: where instances are")
+    parser.add_argument("--run-root", type=Path, default=RUN_ROOT, help="for tests")
+    options = parser.parse_args()
+    instance = instances.load(options.instance, data_root=options.data_root, run_root=options.run_root)
+    if instance is None:
+        parser.error(f"there is no instance {options.instance!r} on this host")
+    os.umask(0o077)
+    logs.configure("gateway", options.log_format)
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    reader.setblocking(False)
+    signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    try:
+        check_place(instance)
+        serve(instance, socket.socket(fileno=options.listen_fd), reader, options.ready_fd)
+    except (SpaceError, RuntimeError, process.ProcessFailed) as error:
+        log.error("%s", error)  # noqa: TRY400 (its words are enough)
+        return 1
+    return 0
+
+
+def serve(instance: Instance, listener: socket.socket, wake: socket.socket, ready_fd: int | None) -> None:
+    """Until a signal comes on `wake`."""
+    listener.set_inheritable(False)
+    file = load_effective(instance).egress_ca_file
+    roots = authorities(None if file is None else Path(file))
+    warm(roots)
+    zygote = Zygote(listener, frozenset({0, instance.node_uid}), Forker(instance, roots))
+    syscalls.prctl(syscalls.PR_CAP_AMBIENT, syscalls.PR_CAP_AMBIENT_CLEAR_ALL)
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+    syscalls.load_filter(filters.zygote(os.getuid(), range(instance.worker_uid(0), instance.worker_uid(SLOTS - 1) + 1)))
+    log.info("ready")
+    say_ready(ready_fd)
+    zygote.run(wake.fileno())
+    log.info("stopped; workers end with it")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
