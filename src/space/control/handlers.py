@@ -130,6 +130,7 @@ async def health(call: Call, services: Services) -> Answer:
 
 async def metrics(call: Call, services: Services) -> Answer:
     """GET /metrics."""
+    await services.egress.refresh()
     return Answer(200, services.figures.text(), prometheus.MEDIA_TYPE)
 
 

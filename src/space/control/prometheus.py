@@ -75,6 +75,10 @@ class Figures:
         """A delivery was taken, or failed."""
         self._webhooks.labels(outcome).inc()
 
+    def add(self, collector: Collector) -> None:
+        """Figures that are read when they are asked for."""
+        self._registry.register(collector)
+
     def text(self) -> bytes:
         """The exposition."""
         return generate_latest(self._registry)

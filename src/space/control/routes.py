@@ -6,7 +6,7 @@ authentication and its tenant check.
 
 from __future__ import annotations
 
-from space.control import handlers, prometheus, routes_files, routes_processes, routes_tenants, trees
+from space.control import handlers, prometheus, routes_egress_log, routes_files, routes_processes, routes_tenants, trees
 from space.control.route import GUEST, JSON, SANDBOX, TEXT, WHERE, Access, Body, Query, Reply, Route
 from space.control.wire import (
     CreateRequest,
@@ -242,4 +242,5 @@ ROUTES: tuple[Route, ...] = (
     *routes_processes.ROUTES,
     *routes_files.ROUTES,
     *routes_tenants.ROUTES,
+    *routes_egress_log.ROUTES,
 )

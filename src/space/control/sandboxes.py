@@ -134,6 +134,11 @@ class Sandboxes:
         """One, also after its end for as long as it is kept. NotFound."""
         return (await self._book.find(tenant, sandbox)).info()
 
+    @property
+    def running(self) -> list[str]:
+        """Those that run, or are paused."""
+        return [name for name, entry in self._book.live.items() if entry.record.phase in (Phase.RUNNING, Phase.PAUSED)]
+
     async def owner(self, sandbox: str) -> str | None:
         """Whose it is or was, for as long as records of its egress are kept; None: nobody's that is known."""
         entry = self._book.live.get(sandbox)

@@ -37,6 +37,7 @@ from space.control.addresses import networks
 from space.control.app import Api
 from space.control.audit import AuditLog
 from space.control.delivery import Sender
+from space.control.egress_figures import EgressFigures
 from space.control.events import EventLog
 from space.control.hosts import is_loopback
 from space.control.keys import KeyRing
@@ -51,7 +52,7 @@ from space.control.timers import Timers
 from space.control.webhooks import Webhooks
 from space.model.errors import InvalidArgument, SpaceError
 from space.model.isolation import HARDWARE
-from space.rpc.node_api import NodeInfo
+from space.rpc.node_api import EgressCounters, NodeInfo, Target
 
 log = logging.getLogger("space.control")
 _FIRST_NODE_SECONDS = 20.0
@@ -113,8 +114,10 @@ async def compose(instance: Instance, settings: Settings) -> AsyncIterator[Servi
         webhooks.observe = figures.webhook
         await webhooks.start()
         document = openapi.document(version)
+        egress = EgressFigures(lambda: sandboxes.running, lambda one: link.call("egress_counters", Target(one), EgressCounters))
+        figures.add(egress)
         try:
-            yield Services(settings, keys, link, sandboxes, figures, document, version, activity, events, quotas, webhooks, audit)
+            yield Services(settings, keys, link, sandboxes, figures, document, version, activity, events, quotas, webhooks, audit, egress)
         finally:
             audit.flush()
             await webhooks.stop()

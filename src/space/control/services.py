@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from space.config.settings import Settings
 from space.control.activity import Activity
 from space.control.audit import AuditLog
+from space.control.egress_figures import EgressFigures
 from space.control.events import EventLog
 from space.control.keys import KeyRing
 from space.control.link import NodeLink
@@ -32,6 +33,7 @@ class Services:
     quotas: Quotas
     webhooks: Webhooks
     audit: AuditLog
+    egress: EgressFigures
 
     def stopping(self) -> None:
         """The server ends: those who wait or follow are told now."""

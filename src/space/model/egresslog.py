@@ -1,0 +1,70 @@
+"""What the gateway decided of a sandbox's traffic, as the API tells it (docs/howto/egress-log.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+RecordKind = Literal["name", "connection", "request", "credential", "dial", "repeated", "lost", "malformed"]
+RECORD_KINDS: tuple[RecordKind, ...] = get_args(RecordKind)
+CHAINS = ("gateway", "dialer")
+
+
+@dataclass(frozen=True, slots=True)
+class EgressRecord:
+    """One decision. id: its place in the log. chain: who wrote it. reason: why it was refused; empty when it was let through.
+
+    kind: `name` (a DNS query), `connection` and `request` (when they have ended), `credential` (before it is released), `dial` (the
+    dialer's own word), `repeated` (refusals that were counted instead, see `of` and `count`), `lost` (records that could not be written),
+    `malformed` (a worker sent what is no record). status: what the guest was answered. sent, received: bytes.
+    more: fields that this version of the SDK does not know.
+    """
+
+    id: str
+    kind: str
+    chain: str
+    at: str
+    sandbox: str = ""
+    tenant: str | None = None
+    generation: int = 0
+    name: str = ""
+    port: int = 0
+    scheme: str = ""
+    method: str = ""
+    path: str = ""
+    query: tuple[str, ...] = ()
+    status: int = 0
+    rule: str = ""
+    reason: str = ""
+    recorded: bool = False
+    address: str = ""
+    upstream: str = ""
+    grant: str = ""
+    sent: int = 0
+    received: int = 0
+    seconds: float = 0.0
+    requests: int = 0
+    of: str = ""
+    count: int = 1
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def denied(self) -> bool:
+        """Whether it tells of something that was not let through."""
+        return bool(self.reason) or self.kind == "repeated"
+
+
+@dataclass(frozen=True, slots=True)
+class EgressCounts:
+    """A sandbox's traffic over its life. drops: packets by kind that its filter refused. worker: whether a process serves it now."""
+
+    drops: Mapping[str, int]
+    connections: int
+    requests: int
+    denied: int
+    names: int
+    sent_bytes: int
+    received_bytes: int
+    worker: bool
+    worker_restarts: int
