@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import space
+from space.config.services import NAMES
 from space.model.errors import SpaceError
 from space.serve.private import Served
 from space.testing import leaks, machine
@@ -50,7 +51,7 @@ def test_a_running_sandbox_outlives_every_process_of_the_server(server: Callable
     made.close()
     guests = machine.vmm_pids(one.instance)
 
-    for role in ("control", "node", "rootd"):
+    for role in reversed(NAMES):
         before = one.pid(role)
         killed = time.monotonic()
         one.kill(role)
@@ -60,16 +61,16 @@ def test_a_running_sandbox_outlives_every_process_of_the_server(server: Callable
             time.sleep(0.02)
         assert listed(served) == {made.id: "running"}
 
-    services = [one.pid(role) for role in ("control", "node", "rootd")]
+    services = [one.pid(role) for role in NAMES]
     one.kill("serve")
     until_answered(served, made.id)  # nobody supervises, and it works
     again = one.start()
     assert again.url == served.url
-    assert [one.pid(role) for role in ("control", "node", "rootd")] == services
+    assert [one.pid(role) for role in NAMES] == services
     until_answered(again, made.id)
 
-    # All four at once, and a server that was stopped in order: the guest runs on through both.
-    for role in ("control", "node", "rootd"):
+    # All at once, and a server that was stopped in order: the guest runs on through both.
+    for role in NAMES:
         machine.kill(one.pid(role))
     one.kill("serve")
     until_answered(one.start(), made.id)

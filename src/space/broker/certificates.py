@@ -89,6 +89,11 @@ def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
+def fingerprint(certificate: x509.Certificate) -> str:
+    """SHA-256 over its DER, in hex: what a template's manifest calls its root."""
+    return certificate.fingerprint(hashes.SHA256()).hex()
+
+
 def load_authority(certificate: bytes, key: bytes) -> Authority:
     """From PEM. ValueError when they do not belong together or are no P-256 authority."""
     found, private = x509.load_pem_x509_certificate(certificate), serialization.load_pem_private_key(key, None)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import datetime
 
 from space.broker.certificates import Authority, load_authority, make_root, private_pem
+from space.broker.provided import GENERATION, Provided
 from space.broker.store import Entry, Store
-from space.model.errors import Internal, NotFound
+from space.model.errors import Conflict, Internal, NotFound
 from space.model.secret import Secret
+
+log = logging.getLogger("space.broker")
 
 _KIND = "root"
 
 
 class Roots:
-    """Roots in the store. A key is in memory only while something is signed with it."""
+    """Roots in the store. A key is in memory only while something is signed with it. provided: where set-up's come from."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, provided: Provided | None = None) -> None:
         self._store = store
+        self._provided = provided
 
     def make(self, template: str, generation: int, now: datetime) -> bytes:
         """The certificate (PEM) of a root, made if it is not there."""
@@ -28,7 +33,9 @@ class Roots:
         return root.pem
 
     def certificate(self, template: str, generation: int) -> bytes:
-        """The certificate of one that is there. NotFound."""
+        """The certificate of one that is there, or was provided, which is adopted. NotFound; Conflict: what was provided does not fit."""
+        if self._provided is not None and generation == GENERATION:
+            self._adopt(self._provided, template)
         return self._entry(template, generation).public
 
     def authority(self, template: str, generation: int) -> Authority:
@@ -43,6 +50,16 @@ class Roots:
         """NotFound when there is none."""
         if not self._store.remove(_KIND, template, generation):
             raise _missing(template, generation)
+
+    def _adopt(self, provided: Provided, template: str) -> None:
+        try:
+            if self._store.get(_KIND, template, GENERATION) is None and (root := provided.take(template)) is not None:
+                self._store.put(_KIND, template, GENERATION, Entry(root.pem, Secret(private_pem(root.key))))
+                log.info("adopted the root of template %s", template)
+        except Conflict:
+            provided.forget(template)
+            raise
+        provided.forget(template)  # sealed, on the disk
 
     def _entry(self, template: str, generation: int) -> Entry:
         found = self._store.get(_KIND, template, generation)

@@ -26,6 +26,7 @@ from space.broker import keyring
 from space.broker.desk import Desk
 from space.broker.heads import Heads
 from space.broker.lives import Lives
+from space.broker.provided import Provided
 from space.broker.roots import Roots
 from space.broker.store import Store
 from space.config import instance as instances
@@ -60,22 +61,22 @@ def open_store(data: Path, ring: keyring.Keyring) -> Store:
     return store
 
 
-def compose(store: Store) -> Desk:
+def compose(store: Store, provided: Provided | None = None) -> Desk:
     """The broker, within the event loop."""
 
     def now() -> datetime:
         return datetime.now(UTC)
 
-    roots = Roots(store)
+    roots = Roots(store, provided)
     return Desk(roots, Lives(roots, now, time.monotonic), Heads(store), now, time.monotonic)
 
 
-async def run(store: Store, listener: socket.socket, uids: Collection[int], ready_fd: int | None) -> None:
+async def run(store: Store, listener: socket.socket, uids: Collection[int], ready_fd: int | None, provided: Provided | None = None) -> None:
     """Serve until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    desk = compose(store)
+    desk = compose(store, provided)
     listening = Listening(listener, uids, desk.connected)
     log.info("ready")
     say_ready(ready_fd)
@@ -87,11 +88,12 @@ async def run(store: Store, listener: socket.socket, uids: Collection[int], read
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where it works, and for whom. keyring None: the environment's."""
+    """Where it works, and for whom. keyring None: the environment's. provided: roots that set-up made."""
 
     data: Path
     peers: frozenset[int]
     keyring: Path | None
+    provided: Provided | None
 
 
 def of_instance(name: str) -> Place:
@@ -101,7 +103,7 @@ def of_instance(name: str) -> Place:
         raise Unavailable(f"there is no instance {name}", hint=f"space serve --instance {name}")
     settings = load_effective(instance)
     ring = instance.broker_keyring if settings.broker_keyring is None else Path(settings.broker_keyring)
-    return Place(instance.broker_data, frozenset({0, instance.node_uid}), ring)
+    return Place(instance.broker_data, frozenset({0, instance.node_uid}), ring, Provided(instance.broker_roots))
 
 
 def _place(options: argparse.Namespace) -> Place:
@@ -109,7 +111,8 @@ def _place(options: argparse.Namespace) -> Place:
         return of_instance(options.instance)
     if options.data is None:
         raise InvalidArgument("there is neither --instance NAME nor --data DIR")
-    return Place(options.data, frozenset({0, *options.peer_uid}), options.keyring)
+    provided = None if options.roots is None else Provided(options.roots)
+    return Place(options.data, frozenset({0, *options.peer_uid}), options.keyring, provided)
 
 
 def main() -> int:
@@ -120,6 +123,7 @@ def main() -> int:
     parser.add_argument("--listen-fd", required=True, type=int)
     parser.add_argument("--peer-uid", type=int, action="append", default=[], help="who may register sandboxes, besides root")
     parser.add_argument("--keyring", type=Path, help=f"one or more lines of 64 hex digits; else the variable {keyring.VARIABLE}")
+    parser.add_argument("--roots", type=Path, help="where rootd provides roots of templates")
     parser.add_argument("--ready-fd", type=int)
     parser.add_argument("--log-format", choices=logs.FORMATS, default="text")
     options = parser.parse_args()
@@ -139,7 +143,7 @@ def main() -> int:
         hold(place.data, "broker")
         store = open_store(place.data, ring)
         try:
-            asyncio.run(run(store, listener, place.peers, options.ready_fd))
+            asyncio.run(run(store, listener, place.peers, options.ready_fd, place.provided))
         finally:
             store.close()
     except SpaceError as error:

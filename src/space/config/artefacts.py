@@ -4,6 +4,7 @@
     <artefacts>/initramfs/<digest>/  initrd.cpio, manifest.json
     <artefacts>/qemu/<digest>/       root/ (binary, libraries, firmware: the jail's root file system), manifest.json
     <artefacts>/template/<digest>/   disk.img, manifest.json (`config.manifest`)
+    <artefacts>/root/<fingerprint>/  certificate.pem, key.pem (0400): the authority whose certificate lies in root disks that name it
     <artefacts>/names/<template>     a symbolic link to ../template/<digest>
 
 A directory is staged under a random name and committed by rename, so one that has its final name is whole. Templates that users made lie
@@ -22,6 +23,8 @@ from space.model.ids import digest, template_name
 __all__ = ["Store", "TemplateManifest"]
 _SHIPPED = "template"
 _MOST = 1 << 20
+_ROOT_NAME = 32  # hex digits of a fingerprint that name its directory
+CERTIFICATE, KEY = "certificate.pem", "key.pem"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,10 @@ class Store:
     def path(self, kind: str, artefact: str) -> Path:
         """Where an artefact lies (whether or not it is there)."""
         return self.root / kind / digest(artefact)
+
+    def authority(self, fingerprint: str) -> Path:
+        """Where the authority lies whose certificate has that SHA-256."""
+        return self.path("root", fingerprint[:_ROOT_NAME])
 
     def template(self, name: str) -> TemplateManifest:
         """The manifest behind a shipped template's name; NotFound when there is none, Conflict when it cannot be used."""

@@ -132,8 +132,13 @@ class Instance:
 
     @property
     def broker_data(self) -> Path:
-        """broker's own, 0700: store.db (sealed), roots/ (what rootd provides and the broker has not adopted yet)."""
+        """broker's own, 0700: store.db, sealed."""
         return self.data / "broker"
+
+    @property
+    def broker_roots(self) -> Path:
+        """broker's own, 0700: roots of templates that rootd provided and the broker has not adopted yet."""
+        return self.data / "broker-roots"
 
     @property
     def broker_keyring(self) -> Path:

@@ -148,4 +148,4 @@ class DropTemplate:
 
 
 Shelving = OpenTemplate | KeepTemplate | RebaseTemplate | StageTemplate | SealTemplate | DropTemplate
-Operation = Shelving | Describe | SlotOp | EdgeOp | SandboxOp | CreateSandbox | StartVmm
+Operation = Shelving | Describe | SlotOp | EdgeOp | TemplateOp | SandboxOp | CreateSandbox | StartVmm

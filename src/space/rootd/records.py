@@ -30,6 +30,7 @@ from space.model.rootd import (
     SlotOp,
     StageTemplate,
     StartVmm,
+    TemplateOp,
 )
 
 MESSAGE_LIMIT = 64 << 10  # a template's settings; every other operation has at most about 300 bytes
@@ -41,6 +42,7 @@ OPERATIONS: dict[str, type[Operation]] = {
     "destroy_slot": SlotOp,
     "slot_counters": SlotOp,
     "worker_cgroup": SlotOp,
+    "provide_root": TemplateOp,
     "create_sandbox": CreateSandbox,
     "start_vmm": StartVmm,
     "adopt_vmm": SandboxOp,

@@ -44,8 +44,9 @@ from space.model.rootd import (
     SlotOp,
     StageTemplate,
     StartVmm,
+    TemplateOp,
 )
-from space.rootd import edge, outbound, records, sandboxes, slots, templates, vmm, workers
+from space.rootd import edge, outbound, records, roots, sandboxes, slots, templates, vmm, workers
 from space.rootd.log import configure, log
 
 _MAX_PEERS = 16
@@ -79,6 +80,9 @@ class Rootd:
             case EdgeOp(slot=slot):
                 plan = Plan(parse_range(record.synthetic), record.literal)
                 return {}, self.edges.create(slot, plan, self._tenant(slot))
+            case TemplateOp():
+                roots.provide(self.instance, record.template)
+                return {}, ()
             case CreateSandbox():
                 sandboxes.create(self.place, record)
                 return {}, ()

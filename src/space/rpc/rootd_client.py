@@ -259,7 +259,7 @@ class RootdClient:
         if self._connection is not None:
             self._connection.close("closed")
 
-    async def _ask(self, op: str, record: Operation | TemplateOp) -> _Answer:
+    async def _ask(self, op: str, record: Operation) -> _Answer:
         message = json.dumps({"op": op, **asdict(record)}).encode()
         for attempt in (1, 2):
             connection = await self._connected()

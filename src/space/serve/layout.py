@@ -7,6 +7,7 @@
 | control_data | control | 0700 | database and admin key |
 | node_data | node | 0700 | ledger and spools |
 | broker_data | broker | 0700 | roots and the like, sealed |
+| broker_roots | broker | 0700 | roots that rootd provides; the broker seals them and takes the files away |
 | audit_data | audit | 0700 | the gateway's records |
 | log | root | 0700 | opened by serve and inherited |
 | rootd.sock | root : node's gid | 0660 | the node alone talks to rootd, which checks the peer as well |
@@ -43,6 +44,7 @@ def make_directories(instance: Instance) -> None:
     _directory(instance.control_data, instance.control_uid, 0o700)
     _directory(instance.node_data, instance.node_uid, 0o700)
     _directory(instance.broker_data, instance.broker_uid, 0o700)
+    _directory(instance.broker_roots, instance.broker_uid, 0o700)
     _directory(instance.audit_data, instance.audit_uid, 0o700)
     _directory(instance.log, 0, 0o700)
 

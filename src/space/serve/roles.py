@@ -17,6 +17,7 @@ def of_instance(instance: Instance) -> list[Role]:
         Role("rootd", 0, 5),
         Role("broker", instance.broker_uid, 5, locks_memory=True),
         Role("audit", instance.audit_uid, 10, package="auditd"),
+        Role("dialer", instance.dialer_uid, 5),
         Role("node", instance.node_uid, 10),
         Role("control", instance.control_uid, 10),
     ]

@@ -19,7 +19,7 @@ from space.setup import apt, clean, daemon, deps, doctor, initramfs, kernel, qem
 from space.setup.graph import Step, run
 from space.setup.progress import Progress, complain
 
-KINDS = ("daemon", "kernel", "initramfs", "qemu", "rootfs", "template")
+KINDS = ("daemon", "kernel", "initramfs", "qemu", "rootfs", "root", "template")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,8 +80,13 @@ def prepare(root: Path, progress: Progress, *, tests: bool, update: bool) -> Non
         return progress.step("test tools", lambda: deps.make_development(root))
 
     steps = {
-        "rootfs": Step(lambda: progress.step("Debian root disk of the base template", lambda: rootfs.make(store, update=update))),
         "deps": Step(lambda: progress.step("server's dependencies", lambda: deps.make_server(root))),
+        "rootfs": Step(
+            lambda below: progress.step(
+                "Debian root disk of the base template", lambda: rootfs.make(store, below / "bin/python", update=update)
+            ),
+            after=("deps",),
+        ),
         "daemon": Step(lambda: progress.step("guest daemon", lambda: daemon.make(store, root))),
         "kernel": Step(lambda: progress.step("guest kernel", lambda: kernel.make(store, update=update))),
         "qemu": Step(lambda: progress.step("QEMU for the jail", lambda: qemu.make(store))),

@@ -2,6 +2,7 @@
 
 An artefact's name is the digest of what it was made from; this is about what became of it since. A disk image is mostly holes, so a file's
 digest is taken over its blocks that are not all zeros, each with its place: holes cost nothing and count as the zeros that they read as.
+What only root may read (0400) is not recorded: the record is for everybody.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 NAME = "contents.json"
 _BLOCK = 1 << 20
+_SECRET = 0o400
 _ZEROS = bytes(_BLOCK)
 
 
@@ -41,7 +43,7 @@ def listed(directory: Path) -> dict[str, str]:
         name = str(path.relative_to(directory))
         if path.is_symlink():
             found[name] = f"-> {path.readlink()}"
-        elif path.is_file() and name != NAME:
+        elif path.is_file() and name != NAME and path.stat().st_mode & 0o7777 != _SECRET:
             found[name] = f"{path.stat().st_size} {digest(path)}"
     return found
 

@@ -2,7 +2,7 @@
 
 mmdebstrap fetches through this machine's own apt sources and settings and runs no code of ours. What belongs to this machine
 (mirror, proxy, resolver, host name, certificates) is taken out or never gets in: downloads are made by the host's apt, so the
-host's CA certificates count there and only Debian's own ca-certificates package lies in the guest.
+host's CA certificates count there, and in the guest lie Debian's own ca-certificates package and the root of `root`, made with the disk.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ import uuid
 from pathlib import Path
 
 from space.config.artefacts import Store
-from space.setup import apt, command, inputs, shelf
+from space.core.plan.machine import GATEWAY
+from space.setup import apt, command, inputs, root, shelf
 
 PACKAGES = ("python3", "python3-pip", "python3-venv", "git", "curl", "ca-certificates", "sudo", "iproute2", "procps", "less", "vim-tiny")
 DISK_BYTES = 2 << 30
 USER, UID = "user", 1000
-_BUILDER = 1
+_BUILDER = 2
 _FILES = {
     "etc/hostname": "sandbox\n",
     "etc/hosts": "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost ip6-localhost ip6-loopback\n",
-    "etc/resolv.conf": "",
+    "etc/resolv.conf": f"nameserver {GATEWAY}\n",
+    "etc/environment": root.ENVIRONMENT,
+    "etc/profile.d/space-environment.sh": root.PROFILE,
+    "etc/sudoers.d/space-environment": root.SUDOERS,
     "etc/machine-id": "",
     "etc/default/locale": "LANG=C.UTF-8\n",
     # A sandbox is thrown away; the marker that keeps pip from Debian's own Python would only be in an agent's way.
@@ -30,7 +34,7 @@ _FILES = {
     "usr/local/bin/vim": '#!/bin/sh\nexec vim.tiny "$@"\n',
     "etc/sudoers.d/user": f"{USER} ALL=(ALL:ALL) NOPASSWD: ALL\n",
 }
-_MODES = {"etc/sudoers.d/user": 0o440, "usr/local/bin/vim": 0o755}
+_MODES = {"etc/sudoers.d/user": 0o440, "etc/sudoers.d/space-environment": 0o440, "usr/local/bin/vim": 0o755}
 # mmdebstrap keeps the machine's apt settings in the first two; the others are logs and caches with times in them.
 _REMOVED = (
     "etc/apt/apt.conf.d/99mmdebstrap", "etc/dpkg/dpkg.cfg.d/99mmdebstrap", "var/log/dpkg.log", "var/log/alternatives.log",
@@ -48,8 +52,11 @@ def recipe() -> str:
     })  # fmt: skip
 
 
-def make(store: Store, *, update: bool) -> tuple[Path, bool]:
-    """The root disk and whether it was made just now. Without `update` an earlier one of the same recipe is taken as it is."""
+def make(store: Store, python: Path, *, update: bool) -> tuple[Path, bool]:
+    """The root disk and whether it was made just now. Without `update` an earlier one of the same recipe is taken as it is.
+
+    python: an interpreter that has the server's dependencies, for the root.
+    """
     if not update and (found := shelf.newest(store.root / "rootfs", recipe())):
         return found, False
     sources = apt.debian_sources()
@@ -61,13 +68,17 @@ def make(store: Store, *, update: bool) -> tuple[Path, bool]:
     with shelf.staged(final, recorded=True) as stage:
         tree = stage / "tree"
         _bootstrap(tree, sources)
+        fresh = root.make(python, f"base {digest[:12]}")
         dress(tree)
+        root.install(tree, fresh.certificate)
         packages = command.run(
             ["dpkg-query", f"--admindir={tree}/var/lib/dpkg", "-W", "-f", "${Package} ${Version}\n"], what="list the template's packages"
         ).decode()
         _make_disk(tree, stage / "disk.img", digest)
         shelf.remove(tree)
-        shelf.describe(stage, recipe=recipe(), suite=apt.SUITE, packages=dict(line.split(" ") for line in packages.splitlines()))
+        root.keep(store, fresh)
+        versions = dict(line.split(" ") for line in packages.splitlines())
+        shelf.describe(stage, recipe=recipe(), suite=apt.SUITE, root=fresh.fingerprint, packages=versions)
     return final, True
 
 

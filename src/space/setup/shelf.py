@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,12 +46,19 @@ def staged(final: Path, *, recorded: bool = False) -> Iterator[Path]:
         remove(stage)
 
 
+def is_secret(mode: int) -> bool:
+    """Whether a file was made for root's eyes alone: 0400, which nothing else on a shelf is."""
+    return stat.S_ISREG(mode) and stat.S_IMODE(mode) == 0o400
+
+
 def freeze(root: Path) -> None:
-    """Take every write bit below `root`, let everybody read, and make root the owner of all."""
+    """Take every write bit below `root`, let everybody read what is not secret, and make root the owner of all."""
     for path in [root, *root.rglob("*")]:
         os.chown(path, 0, 0, follow_symlinks=False)
         if not path.is_symlink():
             mode = path.stat().st_mode
+            if is_secret(mode):
+                continue
             path.chmod(0o555 if path.is_dir() or mode & 0o111 else 0o444)
 
 

@@ -21,7 +21,9 @@ _BUILDER = 1
 def make(store: Store, *, kernel: Path, initramfs: Path, qemu: Path, disk: Path) -> tuple[Path, bool]:
     """The template over those artefacts under the name `base`, and whether anything changed."""
     parts = {"kernel": kernel.name, "initramfs": initramfs.name, "qemu": qemu.name}
-    digest = inputs.of_value({"kind": "template", "builder": _BUILDER, "name": NAME, "rootfs": disk.name, "protocol": PROTOCOL, **parts})
+    root = str(shelf.manifest(disk).get("root", ""))  # a disk from before there were roots has none
+    named = {"kind": "template", "builder": _BUILDER, "name": NAME, "rootfs": disk.name, "protocol": PROTOCOL, **parts}
+    digest = inputs.of_value(named | ({"root": root} if root else {}))
     final = store.path("template", digest)
     if not final.is_dir():
         with shelf.staged(final, recorded=True) as stage:
@@ -36,6 +38,7 @@ def make(store: Store, *, kernel: Path, initramfs: Path, qemu: Path, disk: Path)
                 kernel=kernel.name,
                 initramfs=initramfs.name,
                 qemu=qemu.name,
+                root=root,
             )
             manifest.save(stage / "manifest.json")
     return final, shelf.point(store.root / "names" / NAME, f"../template/{digest}")

@@ -145,7 +145,7 @@ def kill(pid: int) -> None:
 
 def vmm_pids(instance: Instance) -> list[int]:
     """Every living process of a VM uid of the instance."""
-    uids = range(instance.vm_uid(0), instance.uid_range.stop)
+    uids = range(instance.vm_uid(0), instance.worker_uid(0))
     found = []
     for entry in Path("/proc").iterdir():
         with suppress(OSError):

@@ -28,6 +28,7 @@ from space.model.rootd import (
     SlotOp,
     StageTemplate,
     StartVmm,
+    TemplateOp,
 )
 from space.rootd import records
 
@@ -57,6 +58,7 @@ GOOD: list[tuple[str, Operation]] = [
     ("drop_template", DropTemplate("ab" * 16, force=True)),
     ("slot_counters", SlotOp(0)),
     ("worker_cgroup", SlotOp(0)),
+    ("provide_root", TemplateOp("ab" * 16)),
     ("create_sandbox", CreateSandbox(ID, 1, 0, "a" * 16, 1 << 20, 1 << 20, 64)),
     ("start_vmm", StartVmm(ID, 2**63 - 1, "kvm")),
     *((op, SandboxOp(ID, 1)) for op in ("adopt_vmm", "kill_vmm", "destroy_sandbox", "usage")),
