@@ -53,18 +53,3 @@ class EgressRecord:
     def denied(self) -> bool:
         """Whether it tells of something that was not let through."""
         return bool(self.reason) or self.kind == "repeated"
-
-
-@dataclass(frozen=True, slots=True)
-class EgressCounts:
-    """A sandbox's traffic over its life. drops: packets by kind that its filter refused. worker: whether a process serves it now."""
-
-    drops: Mapping[str, int]
-    connections: int
-    requests: int
-    denied: int
-    names: int
-    sent_bytes: int
-    received_bytes: int
-    worker: bool
-    worker_restarts: int

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         PolicyStatus,
         SandboxPolicy,
     )
+    from space.model.egresslog import EgressRecord
     from space.model.events import Event
     from space.model.files import FileChange, FileInfo
     from space.model.process import ProcessInfo, PtySize
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from space.sdk.content import Overflow
     from space.sdk.eventlog import EventGap
     from space.sdk.output import CommandFailed, Gap, Output, OutputLost, Result, Text
+    from space.sdk.recordlog import EgressGap
 
 # Looked up when first used: who works without asyncio does not import it.
 _HOMES = {
@@ -61,6 +63,7 @@ _HOMES = {
         "PolicyStatus",
         "SandboxPolicy",
     ),
+    "space.model.egresslog": ("EgressRecord",),
     "space.model.events": ("Event",),
     "space.model.files": (
         "FileChange",
@@ -118,6 +121,7 @@ _HOMES = {
     ),
     "space.sdk.content": ("Overflow",),
     "space.sdk.eventlog": ("EventGap",),
+    "space.sdk.recordlog": ("EgressGap",),
     "space.sdk.output": (
         "CommandFailed",
         "Gap",
@@ -144,6 +148,8 @@ __all__ = [
     "CommandFailed",
     "Connection",
     "EgressCounters",
+    "EgressGap",
+    "EgressRecord",
     "Event",
     "EventGap",
     "ExitStatus",

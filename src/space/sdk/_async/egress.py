@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from space.model.egress import Ask, EgressCounters, Explanation, NamedPolicy, Permission, PolicyLayer, SandboxPolicy
-from space.model.errors import InvalidArgument, ProtocolError
+from space.model.egresslog import EgressRecord, RecordKind
+from space.model.errors import InvalidArgument, ProtocolError, SpaceError
 from space.sdk import policies
 from space.sdk.policies import PolicySource
+from space.sdk.recordlog import HEARTBEAT_LIMIT_SECONDS, EgressGap, RecordLog
 from space.sdk.request import segment
+
+from ._wait import sleep
 
 if TYPE_CHECKING:
     from .client import AsyncClient
@@ -58,12 +64,80 @@ class AsyncSandboxEgress:
         """What went out and came in, and what was refused, over this life of the sandbox."""
         return policies.counters(await self._client.call("GET", f"{self._path}/egress"))
 
+    async def egress_log(
+        self,
+        after: str | None = None,
+        *,
+        follow: bool = False,
+        since: str | None = None,
+        denied: bool = False,
+        kinds: Sequence[RecordKind] = (),
+    ) -> AsyncGenerator[EgressRecord | EgressGap, None]:
+        """What the gateway decided of its traffic, oldest first, each record once; with `follow` what comes. Also when it is gone.
+
+        after: the `id` of the last record that is known. Without it: from the oldest that is kept, or with `follow` from now on. since: RFC
+        3339 in UTC. denied: only refusals. `EgressGap` comes where records are kept no longer. A connection that breaks is made anew.
+        """
+        log = RecordLog(after)
+        async with aclosing(told(self._client, f"{self._path}/egress/log", log, asked(since, denied, kinds), follow)) as found:
+            async for record in found:
+                yield record
+
+
+def asked(since: str | None, denied: bool, kinds: Sequence[RecordKind]) -> dict[str, str]:
+    """Which records, as parameters of a request."""
+    return ({"since": since} if since else {}) | ({"denied": "1"} if denied else {}) | ({"kind": ",".join(kinds)} if kinds else {})
+
+
+async def told(
+    client: Any,
+    path: str,
+    log: RecordLog,
+    params: Mapping[str, str],
+    follow: bool,
+) -> AsyncGenerator[EgressRecord | EgressGap, None]:
+    """Records over as many connections as it takes."""
+    while not log.done:
+        try:
+            wanted = {**params, **log.params(follow=follow)}
+            log.begin()
+            headers = {"accept": "application/x-ndjson"}
+            limit = HEARTBEAT_LIMIT_SECONDS
+            async with client.stream("GET", path, params=wanted, headers=headers, seconds=limit) as response:  # noqa: SIM117  # as it reads
+                async with aclosing(client.lines(response, limit)) as lines:
+                    async for line in lines:
+                        record = log.receive(line)
+                        if record is not None:
+                            yield record
+            log.finish(follow=follow)
+        except SpaceError as fault:
+            pause = log.wait_after(fault, random.random())  # noqa: S311  # spreads load, guards nothing
+            if pause is None:
+                raise
+            await sleep(pause)
+
 
 class AsyncClientPolicies:
     """Of the key's tenant; layers with an admin's key."""
 
     if TYPE_CHECKING:
         call: Any
+
+    async def egress_log(
+        self,
+        after: str | None = None,
+        *,
+        follow: bool = False,
+        since: str | None = None,
+        denied: bool = False,
+        kinds: Sequence[RecordKind] = (),
+        tenant: str | None = None,
+    ) -> AsyncGenerator[EgressRecord | EgressGap, None]:
+        """As a sandbox's `egress_log`, of all of the tenant's; with an admin's key of everybody's, or of `tenant`."""
+        log, params = RecordLog(after), asked(since, denied, kinds) | ({"tenant": tenant} if tenant else {})
+        async with aclosing(told(self, "/v1/egress/log", log, params, follow)) as found:
+            async for record in found:
+                yield record
 
     async def policies(self) -> list[NamedPolicy]:
         """The tenant's stored policies, by name, without what they say."""

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from space.model.errors import Conflict, InvalidArgument, NotFound, PermissionDenied
+from space.sdk.testing.egresslog import EgressLogs
 from space.sdk.testing.sandbox import MockSandbox, answer, document
 
 _KEYS = frozenset({"version", "mode", "open", "cidr", "presets", "rule"})
@@ -33,6 +34,7 @@ class Egress:
         self._layers: dict[str, dict[str, Any]] = {}  # by tenant; the operator's under ""
         self._number = 0
         self.answered: list[tuple[str, str, bool]] = []
+        self.log = EgressLogs()
 
     def ask(
         self, sandbox: str, *, host: str = "example.com", port: int = 443, method: str = "GET", path: str = "/", rule: str = "rule[0]"
@@ -68,6 +70,8 @@ class Egress:
             case "GET", ["egress"]:
                 names = ("connections", "requests", "denied", "names", "sent_bytes", "received_bytes", "worker_restarts")
                 return answer({"drops": {}, "worker": False, **dict.fromkeys(names, 0)})
+            case "GET", ["egress", "log"]:
+                return self.log.answer(request, sandbox.id)
             case "GET", ["egress", "asks"]:
                 return answer({"asks": list(sandbox.asks.values())})
             case "POST", ["egress", "asks", ask]:
@@ -81,6 +85,8 @@ class Egress:
     def of_tenant(self, method: str, rest: list[str], request: httpx.Request) -> httpx.Response | None:
         """The answer of another route, if it is one of these."""
         match method, rest:
+            case "GET", ["egress", "log"]:
+                return self.log.answer(request, None)
             case "GET", ["policies"]:
                 return answer({"policies": [self._named_shown(name, whole=False) for name in sorted(self._named)]})
             case "GET", ["policies", name]:
