@@ -138,6 +138,12 @@ class UnsafeArchive(SpaceError):
     code, status, title = "unsafe_archive", 422, "Unsafe archive"
 
 
+class BuildFailed(SpaceError):
+    """A step of a template's build failed, or it was not ready in time; the message names the step, the log has its output."""
+
+    code, status, title = "build_failed", 422, "Build failed"
+
+
 class Internal(SpaceError):
     """Our fault. The request id finds the log lines."""
 

@@ -52,7 +52,10 @@ class Holding:
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A sandbox. template is the name, digest the build it boots from; env is repeated to the guest with each configure."""
+    """A sandbox. template is the name, digest the build it boots from; env is repeated to the guest with each configure.
+
+    user, cwd: of commands that name none, as the template has it; empty for the daemon's own.
+    """
 
     sandbox: str
     tenant: str
@@ -67,6 +70,8 @@ class Record(msgspec.Struct, frozen=True):
     accelerator: str = ""
     reason: str | None = None
     stages_ms: dict[str, float] = {}
+    user: str = ""
+    cwd: str = ""
 
 
 class Ledger:

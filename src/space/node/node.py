@@ -23,12 +23,14 @@ from space.model.ids import sandbox_id, template_name, tenant_id
 from space.model.isolation import isolation
 from space.model.rootd import SandboxOp
 from space.model.sandbox import DEFAULT_TEMPLATE, MIB, Phase
-from space.node import limits, probe
+from space.node import builder, limits, probe
+from space.node.builder import Builds
 from space.node.guest import environment_fits
 from space.node.ledger import Record
 from space.node.sandbox import Sandbox
 from space.node.surroundings import Surroundings
-from space.rpc.node_api import Create, NodeInfo, SandboxState, Target
+from space.node.templates import Templates
+from space.rpc.node_api import Create, Exec, NodeInfo, SandboxState, Target
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,8 @@ class Node:
         self._sandboxes: dict[str, Sandbox] = {}
         self._stopping = False
         self._background: set[asyncio.Task[None]] = set()
+        self.templates = Templates(around, store)
+        self.builds = Builds(around, store)
         around.accelerators.probe_with(lambda kernel: probe.probe_kvm(around, store, kernel))
 
     # -- sandboxes -----------------------------------------------------------------------------------------------
@@ -77,11 +81,16 @@ class Node:
             cpus=asked.cpus,
             memory_mib=asked.memory_mib,
             disk_mib=asked.disk_mib,
-            env=asked.env,
+            env={**manifest.env, **asked.env},
             phase=Phase.REQUESTED,
             accelerator=verdict.accelerator,
+            user=manifest.user,
+            cwd=manifest.cwd,
         )
-        return self._keep(Sandbox.create(record, self.around))
+        sandbox = self._keep(Sandbox.create(record, self.around))
+        if manifest.start:
+            sandbox.when_opened(lambda: self._begin(sandbox, manifest))
+        return sandbox
 
     async def delete(self, target: Target) -> SandboxState:
         """Gone; a sandbox that is not here (any more) is gone already."""
@@ -110,6 +119,21 @@ class Node:
             memory_used_mib=gate.memory_mib,
         )
 
+    @staticmethod
+    def _begin(sandbox: Sandbox, manifest: TemplateManifest) -> None:
+        """Its template's start command, in the background, from the beginning on. How it does is seen in the list of processes."""
+        if sandbox.phase is not Phase.RUNNING:
+            return
+        argv = list(manifest.start)
+        try:
+            sandbox.processes.start(
+                Exec(
+                    sandbox.record.sandbox, argv, cwd=manifest.cwd or None, user=manifest.user or None, attach=False, overflow="drop_oldest"
+                )
+            )
+        except SpaceError as error:
+            log.warning("%s: its start command %s cannot be started: %s", sandbox.record.sandbox, argv[:1], error)
+
     def _join(self, asked: Create) -> Sandbox | None:
         there = self._sandboxes.get(asked.sandbox)
         if there is None:
@@ -135,11 +159,11 @@ class Node:
             raise InvalidArgument(f"cpus is 1 to {most} on this machine, not {asked.cpus}")
         if asked.memory_mib < _LEAST_MEMORY_MIB:
             raise InvalidArgument(f"memory_mib is at least {_LEAST_MEMORY_MIB}, not {asked.memory_mib}")
-        manifest = self._store.template(asked.template)
+        manifest = self.templates.named(asked.tenant, asked.template, asked.digest)
         least = -(-manifest.disk_bytes // MIB)
         if not least <= asked.disk_mib <= _MOST_DISK_MIB:
             raise InvalidArgument(f"disk_mib is {least} (the size of template {asked.template}) to {_MOST_DISK_MIB}, not {asked.disk_mib}")
-        environment_fits(asked.env)
+        environment_fits({**manifest.env, **asked.env})
         return manifest
 
     def _keep(self, sandbox: Sandbox) -> Sandbox:
@@ -239,4 +263,4 @@ class Node:
 
 def _as_left(record: Record) -> Record:
     """A row as a recovery sees it: nobody waits for a probe."""
-    return msgspec.structs.replace(record, phase=Phase.DELETING) if record.tenant == probe.TENANT else record
+    return msgspec.structs.replace(record, phase=Phase.DELETING) if record.tenant in (probe.TENANT, builder.TENANT) else record

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from space.model.rootd import CreateSandbox, StartVmm
+from space.model.rootd import CreateSandbox, KeepTemplate, RebaseTemplate, SealTemplate, StageTemplate, StartVmm
 from space.rpc.rootd_client import Description, Usage
 
 
@@ -39,6 +39,24 @@ class Rootd(Protocol):
 
     async def destroy_sandbox(self, sandbox: str, generation: int) -> None:
         """Conflict while the VMM lives."""
+
+    async def keep_template(self, request: KeepTemplate) -> None:
+        """The sandbox's disk as it is becomes a template."""
+
+    async def rebase_template(self, request: RebaseTemplate) -> None:
+        """A template's disk under another digest."""
+
+    async def stage_template(self, request: StageTemplate) -> int:
+        """A descriptor to write a disk to."""
+
+    async def seal_template(self, request: SealTemplate) -> None:
+        """What was written is a template."""
+
+    async def open_template(self, digest: str) -> int:
+        """A descriptor of its disk."""
+
+    async def drop_template(self, digest: str, *, force: bool = False) -> None:
+        """Conflict while sandboxes of it are there."""
 
     async def usage(self, sandbox: str, generation: int) -> Usage:
         """What it uses of the host."""

@@ -46,7 +46,7 @@ class ProcessVerbs:
         asked = decode(api.Exec, request)
         sandbox = self._node.find(api.Target(asked.sandbox))
         sandbox.guest()  # refused here when it does not run
-        process = sandbox.processes.start(asked)
+        process = sandbox.processes.start(sandbox.as_its_template_has_it(asked))
         if not asked.attach:
             async with self._client(asked.sandbox, process, kill=False):
                 await process.running()

@@ -34,7 +34,7 @@ from space.node.stages import DEADLINES, Stage
 from space.node.steps import answer_letter, end_of, log_failure, settle, unless_asked, while_alive
 from space.node.surroundings import Surroundings
 from space.node.vmm.seam import Machine, MachinePlan
-from space.rpc.node_api import Metrics, SandboxState
+from space.rpc.node_api import Exec, Metrics, SandboxState
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -126,6 +126,13 @@ class Sandbox:
         if self._guest is None:
             raise SandboxDied(f"sandbox {self.record.sandbox} has just lost its channel")
         return self._guest
+
+    def as_its_template_has_it(self, asked: Exec) -> Exec:
+        """A command with the user and the directory of its template, where it names none."""
+        user, cwd = asked.user or self.record.user or None, asked.cwd
+        if cwd is None and asked.user in (None, self.record.user):
+            cwd = self.record.cwd or None
+        return msgspec.structs.replace(asked, user=user, cwd=cwd)
 
     def taken_over(self) -> None:
         """Unavailable while it runs, and this node, which was restarted, is not through with its adoption."""

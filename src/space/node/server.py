@@ -93,7 +93,7 @@ def compose(instance: Instance, settings: Settings, trace: Trace = no_trace) -> 
         history=History(settings.metrics_interval_seconds),
         trace=trace,
     )
-    return Node(around, Store(instance.artefacts))
+    return Node(around, Store(instance.artefacts, instance.templates))
 
 
 async def run(instance: Instance, settings: Settings, listener: socket.socket, ready_fd: int | None, trace: Trace = no_trace) -> None:

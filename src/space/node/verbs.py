@@ -15,6 +15,7 @@ from space.node.node import Node
 from space.node.process_verbs import ProcessVerbs, decode, pages
 from space.node.relay import FORWARDED, TREE_GET, TREE_PUT, Script, relay
 from space.node.sandbox import Sandbox
+from space.node.template_verbs import TemplateVerbs
 from space.rpc import node_api as api
 from space.rpc.session import Stream
 
@@ -42,6 +43,7 @@ class Verbs:
             "metrics": self._metrics,
             "history": self._history,
             **ProcessVerbs(node).table,
+            **TemplateVerbs(node).table,
             **{verb: functools.partial(_under, self._forward, verb) for verb in FORWARDED if verb != "watch"},
             "tree_put": self._tree_put,
             "tree_get": self._tree_get,

@@ -31,7 +31,7 @@ def perform(place: Place, op: Shelving) -> tuple[int, ...]:
                 _put(place, held, op, f"{record.sandbox}/{DISK}", place.directory, record.template)
             case RebaseTemplate():
                 with _directory(os.fspath(place.store.directory(op.template).parent)) as parent:
-                    _put(place, held, op, f"{op.template}/{DISK}", parent, op.onto, parent=op.template)
+                    _put(place, held, op, f"{op.template}/{DISK}", parent, op.onto)
             case StageTemplate():
                 return (_stage(place, held, op),)
             case SealTemplate():

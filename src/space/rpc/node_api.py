@@ -18,6 +18,13 @@
 | forget | ProcessTarget | Done: what is left of it is killed, its output dropped; idempotent |
 | history | History | MetricsHistory |
 | file_* (ten verbs), watch, connect | Forward | as the guest's verb of that name, its messages unchanged (`core.wire.files`) |
+| template_build | TemplateBuild | control's DATA is a tar of what came along; DATA is the log (lanes as in exec), BuildStep, TemplateInfo |
+| templates | Tenant | TemplateList messages: the tenant's own and the shipped ones |
+| template_drop | TemplateTarget | Done; idempotent |
+| template_rebake | TemplateTarget | TemplateInfo of the new one |
+| template_export | TemplateTarget | DATA is the file (`core.template.archive`) |
+| template_import | Tenant | control's DATA is the file; TemplateInfo |
+| prune | Prune | Pruned |
 | tree_put | Tree | control's DATA is the tar stream; TreeDone |
 | tree_get | Tree | DATA is the tar stream; TreeDone |
 | policy_put | PolicyPut | control's DATA is the document of a policy; Done: the node has it by its digest |
@@ -62,6 +69,7 @@ class Target(Asked, frozen=True, forbid_unknown_fields=True):
 class Create(Asked, frozen=True, forbid_unknown_fields=True):
     """Make a sandbox and boot it. Repeating it for a sandbox that is there joins the first.
 
+    template: its name; digest: which build of it, empty for a shipped one.
     policy: the digest of what it may reach, which was put before; empty: nothing at all. policy_generation: control counts it up with
     every policy of the sandbox.
     """
@@ -76,6 +84,7 @@ class Create(Asked, frozen=True, forbid_unknown_fields=True):
     env: dict[str, str]
     policy: Digest = ""
     policy_generation: PolicyGeneration = 0
+    digest: str = ""
 
 
 class PolicyPut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -173,6 +182,84 @@ class Forward(Asked, frozen=True, forbid_unknown_fields=True):
 
     sandbox: str
     request: bytes
+
+
+class Tenant(Asked, frozen=True, forbid_unknown_fields=True):
+    """One tenant's."""
+
+    tenant: str
+
+
+class TemplateTarget(Asked, frozen=True, forbid_unknown_fields=True):
+    """One template of a tenant. force: also while sandboxes of it are there (template_drop)."""
+
+    tenant: str
+    digest: str
+    force: bool = False
+
+
+class TemplateBuild(Asked, frozen=True, forbid_unknown_fields=True):
+    """Build a template. base: digest of the tenant's template that the recipe stands on; empty for a shipped one.
+
+    inputs: digest of what came, by its path in the recipe. downloads: digest of all that was fetched for it, or empty.
+    """
+
+    tenant: str
+    recipe: str
+    base: str = ""
+    inputs: dict[str, str] = {}
+    downloads: str = ""
+
+
+class BuildStep(msgspec.Struct, frozen=True, tag_field="t", tag="step"):
+    """A step of a build. number: from 1 of `of`. state: cached, begun or done. took_ms: of one that is done."""
+
+    number: int
+    of: int
+    title: str
+    state: Literal["cached", "begun", "done"]
+    took_ms: int = 0
+
+
+class TemplateInfo(msgspec.Struct, frozen=True, tag_field="t", tag="template"):
+    """A template. tenant: empty for a shipped one. disk_mib: its disk's size; used_mib: what is written of it. problem: of using it."""
+
+    digest: str
+    name: str
+    tenant: str
+    disk_mib: int
+    used_mib: int
+    created_us: int
+    source: str
+    parent: str
+    env: dict[str, str]
+    user: str
+    cwd: str
+    start: list[str]
+    ready: list[str]
+    hooks: list[str]
+    kernel_release: str
+    problem: str = ""
+
+
+class TemplateList(msgspec.Struct, frozen=True, tag_field="t", tag="templates"):
+    """Some of them."""
+
+    templates: list[TemplateInfo]
+
+
+class Prune(Asked, frozen=True, forbid_unknown_fields=True):
+    """Drop what builds keep to be faster. keep_seconds: what was used since then stays. dry_run: only say what would go."""
+
+    keep_seconds: int = 0
+    dry_run: bool = False
+
+
+class Pruned(msgspec.Struct, frozen=True, tag_field="t", tag="pruned"):
+    """steps: digests, least recently used first. freed_bytes: an estimate; disks share blocks."""
+
+    steps: list[str]
+    freed_bytes: int
 
 
 class Tree(Asked, frozen=True, forbid_unknown_fields=True):

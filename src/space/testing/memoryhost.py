@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from space.config import manifest
+from space.config.artefacts import Store
 from space.model.errors import Conflict, Gone, NotFound, Unavailable
-from space.model.rootd import CreateSandbox, StartVmm
+from space.model.rootd import CreateSandbox, KeepTemplate, RebaseTemplate, SealTemplate, StageTemplate, StartVmm
 from space.rpc.rootd_client import Description, SandboxOnHost, Usage
 
 
@@ -62,6 +65,8 @@ class MemoryHost:
         self.slots: set[int] = set()
         self.sandboxes: dict[str, _Files] = {}
         self.calls: list[str] = []
+        self.store: Store | None = None  # where templates are, as the node sees them
+        self.staged: dict[str, int] = {}
         self._faults: dict[str, list[tuple[Exception, str]]] = defaultdict(list)
 
     def fail_next(self, op: str, error: Exception | None = None, *, when: str = "before") -> None:
@@ -162,6 +167,71 @@ class MemoryHost:
         if self._files(sandbox, generation) is None:
             raise NotFound(f"there is no sandbox {sandbox}")
         return Usage(memory_bytes=64 << 20, cpu_usec=1_500_000)
+
+    async def keep_template(self, request: KeepTemplate) -> None:
+        """No disk, only a manifest."""
+        await self._enter("keep_template")
+        files = self._files(request.sandbox, request.generation)
+        if files is None:
+            raise NotFound(f"there is no sandbox {request.sandbox}")
+        self._put(request.digest, files.record.template, request.settings)
+        await self._leave("keep_template")
+
+    async def rebase_template(self, request: RebaseTemplate) -> None:
+        """The same for another."""
+        await self._enter("rebase_template")
+        self._put(request.digest, request.onto, request.settings)
+        await self._leave("rebase_template")
+
+    async def stage_template(self, request: StageTemplate) -> int:
+        """A file in memory."""
+        await self._enter("stage_template")
+        descriptor = os.memfd_create(request.digest)
+        os.ftruncate(descriptor, request.disk_mib << 20)
+        self.staged[request.digest] = os.dup(descriptor)
+        await self._leave("stage_template")
+        return descriptor
+
+    async def seal_template(self, request: SealTemplate) -> None:
+        """It is what it is."""
+        await self._enter("seal_template")
+        self._put(request.digest, request.onto, request.settings)
+        os.close(self.staged.pop(request.digest))
+        await self._leave("seal_template")
+
+    async def open_template(self, digest: str) -> int:
+        """An empty disk."""
+        await self._enter("open_template")
+        if self._template(digest) is None:
+            raise NotFound(f"there is no template {digest} in this instance")
+        return os.memfd_create(digest)
+
+    async def drop_template(self, digest: str, *, force: bool = False) -> None:
+        """Conflict while sandboxes of it are there."""
+        await self._enter("drop_template")
+        users = [name for name, files in self.sandboxes.items() if files.record.template == digest]
+        if users and not force:
+            raise Conflict(f"template {digest} has {len(users)} sandboxes, {users[0]} among them", hint="delete them first")
+        if self.store is not None and self.store.own is not None:
+            shutil.rmtree(self.store.own / digest, ignore_errors=True)
+        await self._leave("drop_template")
+
+    def _put(self, digest: str, onto: str, settings: str) -> None:
+        if self.store is None or self.store.own is None:
+            raise NotFound(f"there is no template {onto}")
+        machine = self.store.template_by_digest(onto)
+        directory = self.store.own / digest
+        directory.mkdir(parents=True, exist_ok=True)
+        replace(machine, digest=digest, parent=onto, version=manifest.VERSION, **manifest.settings(settings)).save(
+            directory / "manifest.json"
+        )
+        (directory / "disk.img").touch()
+
+    def _template(self, digest: str) -> object | None:
+        try:
+            return None if self.store is None else self.store.template_by_digest(digest)
+        except NotFound:
+            return None
 
     def _files(self, sandbox: str, generation: int) -> _Files | None:
         files = self.sandboxes.get(sandbox)

@@ -59,10 +59,10 @@ class Lifeline:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         operation = getattr(self._host, name)
 
-        async def call(*arguments: Any) -> Any:
+        async def call(*arguments: Any, **named: Any) -> Any:
             if self._cut:
                 await asyncio.get_running_loop().create_future()
-            return await operation(*arguments)
+            return await operation(*arguments, **named)
 
         return call
 
@@ -106,6 +106,7 @@ class MemoryNode:
         """Recover and serve; also after a crash."""
         store = self._directory / "artefacts"
         _make_store(store)
+        self.host.store = Store(store, self._directory / "templates")
         self._lifeline = Lifeline(self.host)
         ledger = Ledger(self._directory / "ledger.db")
         rootd: Any = self._lifeline  # a proxy of `MemoryHost`
@@ -123,7 +124,7 @@ class MemoryNode:
             history=History(self._interval),
             trace=self._trace,
         )
-        self._node = Node(around, Store(store))
+        self._node = Node(around, self.host.store)
         await self._node.recover()
         self.path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -172,7 +173,8 @@ def _make_store(root: Path) -> None:
     template = root / "template" / _DIGEST
     if template.exists():
         return
-    template.mkdir(parents=True)
+    for kind in ("template", "kernel", "initramfs", "qemu"):
+        (root / kind / _DIGEST).mkdir(parents=True)
     manifest = TemplateManifest(
         name="base",
         digest=_DIGEST,

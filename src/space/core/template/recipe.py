@@ -10,7 +10,7 @@ template = "base"                                   # or debian = ["python3-nump
 wheel = "attrs==25.3.0"                             # or deb = "...", npm = "name@1.2.3", file = "https://..." with sha256
 
 [[step]]
-run = "pip install --no-index --find-links /run/space-build/downloads/wheel attrs"
+run = "pip install --no-index --find-links $SPACE_DOWNLOADS/wheel attrs"
 
 [[step]]
 copy = "app"                                        # below the recipe's directory

@@ -1,0 +1,47 @@
+"""What control may ask of templates (`rpc.node_api`): build, list, drop, rebake, prune."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from space.node.node import Node
+from space.node.process_verbs import decode, pages
+from space.rpc import node_api as api
+from space.rpc.session import Stream
+
+
+class TemplateVerbs:
+    """Part of the table of `verbs`."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.table: dict[str, Callable[[Stream, bytes], Awaitable[None]]] = {
+            "template_build": self._build,
+            "templates": self._list,
+            "template_drop": self._drop,
+            "template_rebake": self._rebake,
+            "prune": self._prune,
+        }
+
+    async def _build(self, stream: Stream, request: bytes) -> None:
+        manifest = await self._node.builds.build(stream, decode(api.TemplateBuild, request))
+        await stream.send_message(self._node.templates.info(manifest), last=True)
+
+    async def _list(self, stream: Stream, request: bytes) -> None:
+        asked = decode(api.Tenant, request)
+        for page in pages(self._node.templates.list(asked.tenant)):
+            await stream.send_message(api.TemplateList(page))
+
+    async def _drop(self, stream: Stream, request: bytes) -> None:
+        asked = decode(api.TemplateTarget, request)
+        await self._node.templates.drop(asked.tenant, asked.digest, force=asked.force)
+        await stream.send_message(api.Done(), last=True)
+
+    async def _rebake(self, stream: Stream, request: bytes) -> None:
+        asked = decode(api.TemplateTarget, request)
+        manifest = await self._node.templates.rebake(asked.tenant, asked.digest)
+        await stream.send_message(self._node.templates.info(manifest), last=True)
+
+    async def _prune(self, stream: Stream, request: bytes) -> None:
+        asked = decode(api.Prune, request)
+        await stream.send_message(await self._node.templates.prune(asked.keep_seconds, dry_run=asked.dry_run), last=True)

@@ -1,0 +1,188 @@
+"""Templates on real guests: a recipe becomes one, step by step, and sandboxes begin as it says."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tarfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+
+import msgspec
+import pytest
+import uvloop
+
+from space.model.errors import BuildFailed, Conflict, NotFound
+from space.model.ids import new_sandbox_id
+from space.rpc import node_api as api
+from space.rpc.session import Data, Session
+from space.testing.bareinstance import BareInstance, bare_instance
+
+_ANSWER = msgspec.msgpack.Decoder(api.BuildStep | api.TemplateInfo | api.Gap)
+RECIPE = """
+version = 1
+name = "tiny"
+cwd = "/opt/app"
+start = "echo begun > /tmp/begun; exec sleep 1000"
+
+[base]
+template = "base"
+
+[env]
+GREETING = "hello"
+
+[ready]
+run = "grep begun /tmp/begun"
+
+[[step]]
+copy = "app"
+to = "/opt/app"
+owner = "user"
+
+[[step]]
+run = "echo $GREETING > greeting; echo to the log; ls $SPACE_DOWNLOADS"
+cwd = "/opt/app"
+
+[[step]]
+write = "in the end"
+to = "/etc/motd"
+
+[hooks]
+10-here = "#!/bin/sh\\n"
+"""
+
+
+@pytest.fixture
+def bare() -> Iterator[BareInstance]:
+    with bare_instance("rootd", "node") as one:
+        yield one
+
+
+def run(bare: BareInstance, work: Callable[[Session], Awaitable[None]]) -> None:
+    async def with_session() -> None:
+        session = await Session.connect(bare.instance.node_socket)
+        try:
+            await work(session)
+        finally:
+            await session.aclose()
+
+    uvloop.run(with_session())
+
+
+def context(**files: bytes) -> bytes:
+    stored = io.BytesIO()
+    with tarfile.open(fileobj=stored, mode="w") as archive:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name.replace("__", "/"))
+            entry.size = len(data)
+            entry.mode = 0o644
+            archive.addfile(entry, io.BytesIO(data))
+    return stored.getvalue()
+
+
+async def build(session: Session, asked: api.TemplateBuild, tar: bytes) -> tuple[api.TemplateInfo, list[api.BuildStep], bytes]:
+    steps: list[api.BuildStep] = []
+    said = bytearray()
+    built: api.TemplateInfo | None = None
+    async with await session.open("template_build", asked) as stream:
+        await stream.send(tar)
+        await stream.close()
+        async for event in stream:
+            if isinstance(event, Data):
+                said += event.payload
+                continue
+            match _ANSWER.decode(event.payload):
+                case api.BuildStep() as step:
+                    steps.append(step)
+                case api.TemplateInfo() as info:
+                    built = info
+    assert built is not None, said.decode()
+    return built, steps, bytes(said)
+
+
+async def create(session: Session, digest: str, env: dict[str, str], tenant: str = "acme") -> str:
+    asked = api.Create(new_sandbox_id(), tenant, 1, "tiny", 1, 256, 2048, env, digest=digest)
+    async with await session.open("create", asked, finish=True) as stream:
+        seen = [msgspec.msgpack.decode(event.payload, type=api.SandboxState) async for event in stream]
+    assert seen[-1].phase == "running", seen[-1].reason
+    return asked.sandbox
+
+
+async def output(session: Session, sandbox: str, *argv: str) -> str:
+    async with await session.open("exec", api.Exec(sandbox, list(argv)), finish=True) as stream:
+        return b"".join([event.payload async for event in stream if isinstance(event, Data)]).decode()
+
+
+async def until(session: Session, sandbox: str, argv: tuple[str, ...], wanted: str) -> None:
+    async with asyncio.timeout(30):
+        while await output(session, sandbox, *argv) != wanted:
+            pass
+
+
+@pytest.mark.timeout(300)
+def test_recipe_becomes_a_template_whose_sandboxes_begin_as_it_says(bare: BareInstance) -> None:
+    tar = context(files__app__data=b"data of the recipe", downloads__wheel__a=b"wheel")
+    asked = api.TemplateBuild("acme", RECIPE, inputs={"app": "1"}, downloads="1")
+
+    async def work(session: Session) -> None:
+        began = time.monotonic()
+        built, steps, said = await build(session, asked, tar)
+        print(f"built in {time.monotonic() - began:.1f} s: {[(step.title, step.took_ms) for step in steps if step.state == 'done']}")
+        assert b"to the log\nwheel\n" in said
+        assert [step.number for step in steps if step.state == "done"] == [1, 2, 3, 4]
+        assert (built.name, built.tenant, built.cwd, built.hooks) == ("tiny", "acme", "/opt/app", ["10-here"])
+
+        began = time.monotonic()
+        again, cached, _ = await build(session, asked, tar)
+        print(f"again in {time.monotonic() - began:.2f} s")
+        assert again == built
+        assert {step.state for step in cached} == {"cached"}
+
+        other = msgspec.structs.replace(asked, recipe=RECIPE.replace("in the end", "another end"))
+        changed, steps, _ = await build(session, other, tar)
+        assert [step.state for step in steps] == ["cached", "cached", "begun", "done", "begun", "done"]
+        assert changed.digest != built.digest
+
+        sandbox = await create(session, built.digest, {"MINE": "1"})
+        assert await output(session, sandbox, "sh", "-c", "pwd; cat greeting data; echo; echo $GREETING $MINE; cat /etc/motd") == (
+            "/opt/app\nhello\ndata of the recipe\nhello 1\nin the end"
+        )
+        await until(session, sandbox, ("cat", "/tmp/begun"), "begun\n")
+        assert await output(session, sandbox, "ls", "/etc/space/restore.d", "/dev/shm") == "/dev/shm:\n\n/etc/space/restore.d:\n10-here\n"
+
+        with pytest.raises(NotFound):
+            await create(session, built.digest, {}, tenant="other")
+        target = api.TemplateTarget("acme", built.digest)
+        with pytest.raises(Conflict, match="has 1 sandboxes"):
+            await session.call("template_drop", target)
+        await session.call("template_drop", api.TemplateTarget("other", built.digest))  # it has no such thing
+        await session.call("delete", api.Target(sandbox))
+        await session.call("template_drop", target)
+        listed = msgspec.msgpack.decode(await session.call("templates", api.Tenant("acme")), type=api.TemplateList).templates
+        assert [each.digest for each in listed if each.tenant] == [changed.digest]
+        rebaked = msgspec.msgpack.decode(
+            await session.call("template_rebake", api.TemplateTarget("acme", changed.digest)), type=api.TemplateInfo
+        )
+        assert await output(session, await create(session, rebaked.digest, {}), "cat", "/etc/motd") == "another end"
+        pruned = msgspec.msgpack.decode(await session.call("prune", api.Prune()), type=api.Pruned)
+        assert len(pruned.steps) == 6
+
+    run(bare, work)
+
+
+@pytest.mark.timeout(120)
+def test_step_that_fails_is_named_and_what_was_done_is_kept(bare: BareInstance) -> None:
+    recipe = 'version = 1\n[base]\ntemplate = "base"\n[[step]]\nrun = "true"\n[[step]]\nrun = "echo words; exit 3"\n'
+
+    async def work(session: Session) -> None:
+        asked = api.TemplateBuild("acme", recipe)
+        for _ in range(2):
+            with pytest.raises(BuildFailed, match=r"step 2 \(run echo words; exit 3\): it ended with status 3"):
+                await build(session, asked, context())
+        listed = msgspec.msgpack.decode(await session.call("templates", api.Tenant("acme")), type=api.TemplateList).templates
+        assert [each.tenant for each in listed] == [""]
+        assert len(list(bare.instance.templates.iterdir())) == 1
+        info = msgspec.msgpack.decode(await session.call("info", api.Empty()), type=api.NodeInfo)
+        assert (info.sandboxes, info.memory_used_mib) == (0, 0)
+
+    run(bare, work)

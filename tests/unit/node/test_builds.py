@@ -1,0 +1,154 @@
+"""Builds over a fake host: what is kept, what is told, and that no builder is left whatever fails."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from space.model.errors import BuildFailed, InvalidArgument, NoCapacity, NotFound, SpaceError
+from space.node import builder
+from space.rpc import node_api as api
+from space.rpc.session import Data, Session
+from space.testing.memorynode import MemoryNode
+
+_ANSWER = msgspec.msgpack.Decoder(api.BuildStep | api.TemplateInfo)
+_HEAD = 'version = 1\nname = "t"\n[base]\ntemplate = "base"\n'
+# The fake guest knows no shell and no sync; these are its programs.
+_RUN = _HEAD + '[[step]]\nrun = ["echo", "words"]\n'
+
+
+@pytest.fixture(autouse=True)
+def nothing_to_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builder, "SYNC", ("true",))
+
+
+async def build(session: Session, recipe: str, **more: object) -> tuple[api.TemplateInfo, list[str], bytes]:
+    steps, said, built = [], bytearray(), None
+    async with await session.open("template_build", api.TemplateBuild("acme", recipe, **more)) as stream:  # type: ignore[arg-type]
+        await stream.send(bytes(10240))
+        await stream.close()
+        async for event in stream:
+            if isinstance(event, Data):
+                said += event.payload
+            elif isinstance(found := _ANSWER.decode(event.payload), api.BuildStep):
+                steps.append(f"{found.number} {found.state}")
+            else:
+                built = found
+    assert built is not None
+    return built, steps, bytes(said)
+
+
+async def until_nothing_is_left(lab: MemoryNode) -> None:
+    async with asyncio.timeout(5):
+        while leftovers(lab):  # noqa: ASYNC110 (of several parts)
+            await asyncio.sleep(0.01)
+
+
+def leftovers(lab: MemoryNode) -> list[str]:
+    return lab.host.leftovers() + [record.sandbox for record in lab.node.around.ledger.records()]
+
+
+async def test_steps_are_kept_and_taken_again(tmp_path: Path) -> None:
+    async with MemoryNode(tmp_path) as lab, lab.connected() as session:
+        built, steps, said = await build(session, _RUN)
+        assert steps == ["1 begun", "1 done"]
+        assert said == b"words\n"
+        assert leftovers(lab) == []
+        again, steps, said = await build(session, _RUN)
+        assert (again, steps, said) == (built, ["1 cached"], b"")
+        more, steps, _ = await build(session, _RUN + '[[step]]\nrun = ["true"]\n')
+        assert steps == ["1 cached", "2 begun", "2 done"]
+        assert more.digest != built.digest
+
+
+async def test_failed_step_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+    async with MemoryNode(tmp_path) as lab, lab.connected() as session:
+        for program, words in (('"exit", "3"', "ended with status 3"), ('"signal", "9"', "ended by signal 9"), ('"nobody"', "no program")):
+            with pytest.raises(BuildFailed, match="step 2") as failed:
+                await build(session, _RUN + f"[[step]]\nrun = [{program}]\n")
+            assert words.split()[0] in failed.value.message
+            assert leftovers(lab) == []
+        assert lab.node.around.gate.memory_mib == 0
+
+
+@pytest.mark.parametrize("op", ["create_slot", "create_sandbox", "start_vmm", "keep_template", "rebase_template"])
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_fault_of_the_host_at_every_step_leaves_no_builder(tmp_path: Path, op: str, when: str) -> None:
+    async with MemoryNode(tmp_path) as lab, lab.connected() as session:
+        lab.host.fail_next(op, NoCapacity("the machine is full"), when=when)
+        with pytest.raises(SpaceError, match="full"):
+            await build(session, _RUN)
+        await until_nothing_is_left(lab)
+        built, _, _ = await build(session, _RUN)
+        assert built.name == "t"
+
+
+async def test_builder_of_a_node_that_died_is_removed_by_the_next(tmp_path: Path) -> None:
+    async with MemoryNode(tmp_path) as lab:
+        async with lab.connected() as session:
+            stream = await session.open("template_build", api.TemplateBuild("acme", _HEAD + '[[step]]\nrun = ["sleep", "1000"]\n'))
+            await stream.send(bytes(10240))
+            await stream.close()
+            async for event in stream:
+                if not isinstance(event, Data):
+                    break
+            lab.crash()
+        await lab.start()
+        await until_nothing_is_left(lab)
+
+
+async def test_client_that_leaves_ends_the_build(tmp_path: Path) -> None:
+    async with MemoryNode(tmp_path) as lab, lab.connected() as session:
+        recipe = _HEAD + '[[step]]\nrun = ["sleep", "1000"]\n'
+        async with await session.open("template_build", api.TemplateBuild("acme", recipe)) as stream:
+            await stream.send(bytes(10240))
+            await stream.close()
+            async for event in stream:
+                if not isinstance(event, Data):
+                    break
+        await until_nothing_is_left(lab)
+
+
+async def test_what_is_wrong_is_refused_before_anything_boots(tmp_path: Path) -> None:
+    async with MemoryNode(tmp_path) as lab, lab.connected() as session:
+        with pytest.raises(InvalidArgument, match="recipe: step: is a list"):
+            await build(session, "version = 1\nstep = 1\n[base]\ntemplate = 'base'\n")
+        with pytest.raises(InvalidArgument, match="'app' did not come"):
+            await build(session, _HEAD + '[[step]]\ncopy = "app"\nto = "/a"\n')
+        with pytest.raises(NotFound, match="no template 'other'"):
+            await build(session, _HEAD.replace('base"\n', 'other"\n'))
+        with pytest.raises(NotFound):
+            await build(session, _HEAD, base="f" * 32)
+        assert "create_slot" not in lab.host.calls
+
+
+async def test_tenants_see_their_own_and_the_shipped(tmp_path: Path) -> None:
+    async with MemoryNode(tmp_path) as lab, lab.connected() as session:
+        built, _, _ = await build(session, _RUN)
+        for tenant, names in (("acme", ["base", "t"]), ("other", ["base"])):
+            listed = msgspec.msgpack.decode(await session.call("templates", api.Tenant(tenant)), type=api.TemplateList).templates
+            assert [each.name for each in listed] == names
+        with pytest.raises(NotFound):
+            lab.node.templates.own("other", built.digest)
+        await session.call("template_drop", api.TemplateTarget("other", built.digest))
+        assert lab.node.templates.own("acme", built.digest).name == "t"
+        await session.call("template_drop", api.TemplateTarget("acme", built.digest))
+        with pytest.raises(NotFound):
+            lab.node.templates.own("acme", built.digest)
+
+
+async def test_prune_drops_steps_and_says_so_before(tmp_path: Path) -> None:
+    async with MemoryNode(tmp_path) as lab, lab.connected() as session:
+        built, _, _ = await build(session, _RUN)
+        would = msgspec.msgpack.decode(await session.call("prune", api.Prune(dry_run=True)), type=api.Pruned)
+        assert len(would.steps) == 1
+        recent = msgspec.msgpack.decode(await session.call("prune", api.Prune(keep_seconds=3600)), type=api.Pruned)
+        assert recent.steps == []
+        done = msgspec.msgpack.decode(await session.call("prune", api.Prune()), type=api.Pruned)
+        assert done.steps == would.steps
+        assert lab.node.templates.own("acme", built.digest).name == "t"
+        _, steps, _ = await build(session, _RUN)
+        assert steps == ["1 begun", "1 done"]
