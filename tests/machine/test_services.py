@@ -17,6 +17,7 @@ import space
 from space.config import services
 from space.config.artefacts import CERTIFICATE, KEY, Store
 from space.config.instance import Instance
+from space.host.syscalls import CAP_SETGID, CAP_SETUID
 from space.model.ids import new_sandbox_id
 from space.rpc.audit_client import AuditControl
 from space.rpc.broker_client import BrokerControl, Signer
@@ -28,7 +29,7 @@ from space.testing import machine
 from space.testing.machine import Server
 
 NAME = "www.example.com"
-NEW = ("broker", "audit", "dialer")
+NEW = ("broker", "audit", "dialer", "gateway")
 
 
 def pids(instance: Instance) -> dict[str, int]:
@@ -49,7 +50,13 @@ def test_each_has_a_uid_of_its_own_and_no_way_to_more(served: Served) -> None:
     for role in NEW:
         facts = status(found[role])
         assert (facts["NoNewPrivs"], facts["Groups"].strip()) == ("1", "")
-        assert {int(facts[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}
+        allowed = 1 << CAP_SETUID | 1 << CAP_SETGID if role == "gateway" else 0
+        assert {int(facts[name], 16) for name in ("CapPrm", "CapEff", "CapBnd")} == {allowed}
+        assert int(facts["CapAmb"], 16) == 0
+    ours, gateways = (Path(f"/proc/{pid}/ns/net").readlink() for pid in ("self", found["gateway"]))
+    assert ours != gateways
+    interfaces = Path(f"/proc/{found['gateway']}/net/dev").read_text().splitlines()[2:]
+    assert [line.split(":")[0].strip() for line in interfaces] == ["lo"]
     keyring = instance.broker_keyring.stat()
     assert (keyring.st_uid, stat.S_IMODE(keyring.st_mode)) == (instance.broker_uid, 0o600)
 

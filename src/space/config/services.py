@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-NAMES = ("rootd", "broker", "audit", "dialer", "node", "control")
+NAMES = ("rootd", "broker", "audit", "dialer", "gateway", "node", "control")

@@ -8,6 +8,7 @@ to one that is not up yet waits in its listener.
 from __future__ import annotations
 
 from space.config.instance import Instance
+from space.host import syscalls
 from space.serve.service import Role
 
 
@@ -18,6 +19,7 @@ def of_instance(instance: Instance) -> list[Role]:
         Role("broker", instance.broker_uid, 5, locks_memory=True),
         Role("audit", instance.audit_uid, 10, package="auditd"),
         Role("dialer", instance.dialer_uid, 5),
+        Role("gateway", instance.gateway_uid, 5, capabilities=(syscalls.CAP_SETUID, syscalls.CAP_SETGID), alone=True),
         Role("node", instance.node_uid, 10),
         Role("control", instance.control_uid, 10),
     ]
