@@ -19,9 +19,9 @@ from space.model.errors import PermissionDenied
 def sections() -> dict[str, Callable[[Stack], Section]]:
     """Every section by name, in the order in which they run."""
     from space.bench import exec as exec_
-    from space.bench import files, idle, start
+    from space.bench import files, gateway, idle, start
 
-    return {"start": start.measure, "exec": exec_.measure, "files": files.measure, "idle": idle.measure}
+    return {"start": start.measure, "exec": exec_.measure, "files": files.measure, "idle": idle.measure, "gateway": gateway.measure}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

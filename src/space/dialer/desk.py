@@ -48,8 +48,8 @@ class Limits:
     dials: int = 64
     waiting: int = 256
     lookups: int = 16
-    rate: float = 400.0
-    burst: int = 1000
+    rate: float = 1000.0
+    burst: int = 2000
     take: float = 5.0
     record: float = 5.0
 

@@ -1,0 +1,159 @@
+"""`gateway`: what the egress gateway does in a second of processor time, beside mitmproxy, squid and a bare relay in the same run.
+
+A second of user and system time of all processes of a proxy: the gateway's are zygote, worker, dialer, broker and keeper of records, with
+a policy of methods and paths that judges every request and a record of each; the others judge and record nothing. Clients and upstream are
+processes of their own and count for nobody. The proxies take turns in every round, so that what else the machine does hits all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from space.bench import figures, rivals
+from space.bench.figures import Figure, Section
+from space.bench.gatewayload import NAME, Mode, Served, load, upstream
+from space.bench.gatewaystack import gateway
+from space.bench.rivals import NotHad, Place, Proxy
+from space.bench.stack import Stack
+from space.core.policy.document import compose, read
+from space.core.policy.paths import normalise
+from space.core.policy.verdict import Allow, Asked
+from space.testing.egress import Signer
+
+ROUNDS = 5
+_WARM, _WINDOW = 0.7, 1.5
+_MODES: tuple[Mode, ...] = ("keepalive", "newconn", "bulk")
+_UNITS: dict[Mode, str] = {"keepalive": "requests", "newconn": "connections", "bulk": "bytes"}
+_TICK = os.sysconf("SC_CLK_TCK")
+_VERDICTS = 20_000
+_COMPARED: dict[Mode, tuple[str, ...]] = {"keepalive": ("mitmproxy", "squid"), "newconn": ("mitmproxy", "squid"), "bulk": ("bare_relay",)}
+
+Rates = dict[str, list[float]]  # `<proxy>.<mode>`: per second of processor time
+
+
+def measure(_: Stack) -> Section:
+    """About five minutes. The private server of the run is not used: it has no guest that could speak fast enough to measure a proxy."""
+    with tempfile.TemporaryDirectory(prefix="sb") as name:
+        return asyncio.run(_measure(Path(name)))
+
+
+async def _measure(directory: Path) -> Section:
+    signer = Signer()
+    leaf = signer.make(NAME)
+    certificate, roots = directory / "upstream.pem", directory / "roots.pem"
+    _write({certificate: leaf.chain + leaf.key, roots: signer.root.pem})
+    with ExitStack() as undo:
+        served = undo.enter_context(upstream(str(certificate)))
+        place = Place(directory, served, roots, certificate, signer.pem)
+        async with gateway(directory, served, roots, _policy(served)) as ours:
+            proxies = {"gateway": await ours.proxy(), **_others(place, undo)}
+            await asyncio.to_thread(_rate, "gateway", proxies["gateway"], "newconn")
+            private = ours.private_bytes() / (1 << 20)
+            rates = await asyncio.to_thread(_rounds, proxies)
+            grown = ours.private_bytes() / (1 << 20)
+    verdicts = [_verdict_us() for _ in range(ROUNDS)]
+    found = _figures(rates) | {
+        "verdict_us_5000_rules": figures.of(verdicts, "us"),
+        "worker_private_mib": Figure(private, "MiB", {"after_all_rounds": grown}),
+    }
+    return Section(found, rates | {"verdict_us_5000_rules": verdicts, "worker_private_mib": [private, grown]})
+
+
+def _write(files: dict[Path, bytes]) -> None:
+    for path, data in files.items():
+        path.write_bytes(data)
+
+
+def _policy(served: Served) -> dict[str, object]:
+    return {"rule": [{"host": NAME, "port": served.port, "methods": ["GET", "HEAD"], "paths": ["/simple/**"]}]}
+
+
+def _others(place: Place, undo: ExitStack) -> dict[str, Proxy]:
+    found: dict[str, Proxy] = {}
+    for name, start in (("mitmproxy", rivals.mitmproxy), ("squid", rivals.squid), ("bare_relay", rivals.bare)):
+        try:
+            found[name] = undo.enter_context(start(place))
+        except NotHad as error:
+            print(f"\nbench gateway: without {name}: {error}", file=sys.stderr)
+    return found
+
+
+def _rounds(proxies: dict[str, Proxy]) -> Rates:
+    rates: Rates = {f"{name}.{mode}": [] for name in proxies for mode in _MODES}
+    for _ in range(ROUNDS):
+        for mode in _MODES:
+            for name, proxy in proxies.items():
+                rates[f"{name}.{mode}"].append(_rate(name, proxy, mode))
+    return rates
+
+
+def _rate(name: str, proxy: Proxy, mode: Mode) -> float:
+    """Requests, connections or bytes a second of its processor time."""
+    with load(proxy.target, mode) as clients:
+        deadline = time.monotonic() + 20
+        while clients.count()[0] == 0:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{name} answers no {mode} ({clients.count()[1]} failures)")
+            time.sleep(0.05)
+        time.sleep(_WARM)
+        pids = proxy.pids()
+        (count, failures), cpu = clients.count(), _cpu(pids)
+        time.sleep(_WINDOW)
+        (counted, failed), used = clients.count(), _cpu(pids) - cpu
+    if failed != failures:
+        raise RuntimeError(f"{name}: {failed - failures} of {counted - count} {_UNITS[mode]} failed")
+    return (counted - count) / max(used, 1 / _TICK)
+
+
+def _cpu(pids: list[int]) -> float:
+    """Seconds that these processes have used."""
+    return sum(_used(pid) for pid in pids)
+
+
+def _used(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:13])) / _TICK
+
+
+def _figures(rates: Rates) -> dict[str, Figure]:
+    found: dict[str, Figure] = {}
+    for mode, others in _COMPARED.items():
+        ours = rates[f"gateway.{mode}"]
+        for other in others:
+            theirs = rates.get(f"{other}.{mode}")
+            if theirs:
+                beside = {
+                    name.partition(".")[0]: figures.median(one) / (1e6 if mode == "bulk" else 1)
+                    for name, one in rates.items()
+                    if name.endswith(f".{mode}")
+                }
+                found[f"{mode}_over_{other}"] = figures.ratio(ours, theirs, **beside)
+    return found
+
+
+def _verdict_us() -> float:
+    """One verdict by a policy of 5,000 rules, over names of all of it."""
+    rules = [{"host": f"h{number}.example.com", "methods": ["GET"], "paths": ["/simple/**"]} for number in range(5000)]
+    stack = read(compose({"sandbox": {"version": 1, "rule": rules}})).stack
+    path = normalise(b"/simple/package/")
+    asked = [Asked(f"h{number}.example.com", 443, "https", "GET", path) for number in range(0, 5000, 7)]
+    assert all(isinstance(stack.request(one), Allow) for one in asked)
+    begun = time.process_time()
+    for one in _again(asked):
+        stack.request(one)
+    return (time.process_time() - begun) / _VERDICTS * 1e6
+
+
+def _again(asked: list[Asked]) -> Iterator[Asked]:
+    for number in range(_VERDICTS):
+        yield asked[number % len(asked)]
