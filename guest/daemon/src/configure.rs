@@ -1,10 +1,12 @@
-//! `configure`: clock, entropy, name and disk of a fresh guest. Runs in a child; any step that fails fails the whole.
+//! `configure`: clock, entropy, name and disk of a fresh guest; `claim`: clock, resolver and disk of a restored one that was imprinted
+//! ([`crate::imprint`]). Both run in a child; any step that fails fails the whole.
 
+use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-use space_protocol::messages::{Configure, Configured};
+use space_protocol::messages::{Claim, Configure, Configured};
 use space_protocol::{Failure, Message};
 
 use crate::boot::Held;
@@ -13,6 +15,7 @@ use crate::{exec, metrics, sys};
 
 const ENTROPY: std::ops::RangeInclusive<usize> = 32..=512;
 const NAME_BYTES: usize = 64;
+const RESOLV: usize = 4096;
 const RNDADDENTROPY: libc::c_ulong = 0x4008_5203;
 const RNDRESEEDCRNG: libc::c_ulong = 0x5207;
 const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
@@ -20,7 +23,21 @@ const EXT4_IOC_RESIZE_FS: libc::c_ulong = 0x4008_6610;
 
 /// Refuse a request that cannot be obeyed.
 pub fn check(request: &Configure) -> Result<(), Failure> {
-    let (entropy, name) = (request.entropy.0.len(), &request.hostname);
+    check_identity(&request.entropy.0, &request.hostname)?;
+    exec::check_env(&request.env)
+}
+
+/// Refuse a claim that cannot be obeyed.
+pub fn check_claim(request: &Claim) -> Result<(), Failure> {
+    if request.resolv.as_ref().is_some_and(|text| text.0.len() > RESOLV) {
+        return Err(Failure::invalid(format!("resolv has at most {RESOLV} bytes")));
+    }
+    exec::check_env(&request.env)
+}
+
+/// Refuse entropy and a name that cannot be taken.
+pub fn check_identity(entropy: &[u8], name: &str) -> Result<(), Failure> {
+    let entropy = entropy.len();
     if !ENTROPY.contains(&entropy) {
         return Err(Failure::invalid(format!("entropy has {entropy} bytes, and must have 32 to 512")));
     }
@@ -28,7 +45,7 @@ pub fn check(request: &Configure) -> Result<(), Failure> {
     if name.is_empty() || name.len() > NAME_BYTES || !name.bytes().all(fits) {
         return Err(Failure::invalid(format!("hostname must be 1 to {NAME_BYTES} letters, digits, '-', '.' or '_'")));
     }
-    exec::check_env(&request.env)
+    Ok(())
 }
 
 /// What the child needs, in the order in which [`run`] takes them.
@@ -38,19 +55,55 @@ pub fn needs(held: &Held) -> [BorrowedFd<'_>; 4] {
 
 /// In the child.
 pub fn run(request: &Configure) -> Result<Message, Failure> {
-    let fault = |what: &'static str| move |error: io::Error| Failure::guest(format!("cannot {what}: {error}"));
     // SAFETY: the child was given these, and keeps them.
     let [random, disk, root, proc] = [0, 1, 2, 3].map(|at| unsafe { sys::numbered(EXTRA + at) });
     add_entropy(random, &request.entropy.0).map_err(fault("reseed the kernel's random numbers"))?;
-    sys::set_clock(Duration::from_nanos(request.realtime_ns)).map_err(fault("set the clock"))?;
-    // SAFETY: a name of the length given.
-    sys::check(unsafe { libc::sethostname(request.hostname.as_ptr().cast(), request.hostname.len()) })
-        .map_err(fault("set the host name"))?;
+    set_clock(request.realtime_ns)?;
+    set_name(root, &request.hostname)?;
     grow(disk, root).map_err(fault("grow the root file system to its device"))?;
-    name_in_files(root, &request.hostname);
-    let disk_bytes = sys::file_system(root).map(|fs| fs.f_blocks * fs.f_bsize as u64).map_err(fault("look at the root file system"))?;
+    configured(root, proc)
+}
+
+/// A claim that needs no file and no resizing is done by the daemon itself: the clock is all there is to set.
+/// filled: the size of the disk that the file system was last made to fill.
+pub fn claim_at_once(request: &Claim, held: &Held, filled: Option<u64>) -> Option<Result<Message, Failure>> {
+    if request.resolv.is_some() || filled.is_none() || disk_size(held) != filled {
+        return None;
+    }
+    Some(set_clock(request.realtime_ns).and_then(|()| configured(held.root.as_fd(), held.proc.as_fd())))
+}
+
+/// The size of the root file system's device.
+pub fn disk_size(held: &Held) -> Option<u64> {
+    size(held.disk.as_fd()).ok()
+}
+
+/// In the child of a claim.
+pub fn claim(request: &Claim) -> Result<Message, Failure> {
+    // SAFETY: the child was given these, and keeps them.
+    let [_, disk, root, proc] = [0, 1, 2, 3].map(|at| unsafe { sys::numbered(EXTRA + at) });
+    set_clock(request.realtime_ns)?;
+    if let Some(text) = &request.resolv {
+        let _ = replace(root, c"etc/resolv.conf", &text.0);
+    }
+    grow(disk, root).map_err(fault("grow the root file system to its device"))?;
+    configured(root, proc)
+}
+
+fn set_clock(realtime_ns: u64) -> Result<(), Failure> {
+    sys::set_clock(Duration::from_nanos(realtime_ns)).map_err(fault("set the clock"))
+}
+
+/// What could not be done, as a failure.
+pub fn fault(what: &'static str) -> impl Fn(io::Error) -> Failure {
+    move |error| Failure::guest(format!("cannot {what}: {error}"))
+}
+
+/// How the guest is.
+fn configured(root: BorrowedFd<'_>, proc: BorrowedFd<'_>) -> Result<Message, Failure> {
+    let disk_bytes = total(root).map_err(fault("look at the root file system"))?;
     Ok(Message::Configured(Configured {
-        boot_id: sys::read_small(proc, c"sys/kernel/random/boot_id").map_err(fault("read the boot id"))?.trim_end().to_owned(),
+        boot_id: boot_id(proc).map_err(fault("read the boot id"))?,
         kernel: sys::kernel_release(),
         uptime_ms: metrics::uptime_ms(),
         disk_bytes,
@@ -58,8 +111,40 @@ pub fn run(request: &Configure) -> Result<Message, Failure> {
     }))
 }
 
+/// The boot id as programs see it: the kernel's, or the file that an imprint has put over it.
+pub fn boot_id(proc: BorrowedFd<'_>) -> io::Result<String> {
+    let file = sys::open_at(proc, c"sys/kernel/random/boot_id", libc::O_RDONLY | libc::O_NONBLOCK, 0)?;
+    let mut text = sys::read_text(&file)?;
+    text.truncate(36);
+    Ok(text)
+}
+
+/// The host's name, in the kernel and in files.
+pub fn set_name(root: BorrowedFd<'_>, name: &str) -> Result<(), Failure> {
+    // SAFETY: a name of the length given.
+    sys::check(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) }).map_err(fault("set the host name"))?;
+    name_in_files(root, name);
+    Ok(())
+}
+
+/// Make the file hold exactly that, in place where that is possible: a full disk has room for as much as was there. A link is replaced.
+pub fn replace(root: BorrowedFd<'_>, name: &CStr, bytes: &[u8]) -> io::Result<()> {
+    let open = || sys::open_at(root, name, libc::O_WRONLY | libc::O_CREAT | libc::O_NOFOLLOW | libc::O_NONBLOCK, 0o644);
+    let file = open().or_else(|error| {
+        if error.raw_os_error() != Some(libc::ELOOP) {
+            return Err(error);
+        }
+        // SAFETY: a valid descriptor and string.
+        sys::check(unsafe { libc::unlinkat(root.as_raw_fd(), name.as_ptr(), 0) })?;
+        open()
+    })?;
+    sys::write_all(file.as_fd(), bytes)?;
+    // SAFETY: a valid descriptor.
+    sys::check(unsafe { libc::ftruncate(file.as_raw_fd(), bytes.len() as libc::off_t) }).map(drop)
+}
+
 /// A write to /dev/urandom would neither be credited nor reseed the generator that is in use.
-fn add_entropy(random: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<()> {
+pub fn add_entropy(random: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<()> {
     #[repr(C)]
     struct Pool {
         bits: i32,
@@ -77,12 +162,22 @@ fn add_entropy(random: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<()> {
 
 /// Grow ext4 to its device; nothing to do when it fills it.
 fn grow(disk: BorrowedFd<'_>, root: BorrowedFd<'_>) -> io::Result<()> {
+    let mut blocks = size(disk)? / sys::file_system(root)?.f_bsize as u64;
+    // SAFETY: the request reads one u64.
+    unsafe { sys::ioctl(root, EXT4_IOC_RESIZE_FS, &raw mut blocks) }.map(drop)
+}
+
+/// The size of a block device.
+fn size(disk: BorrowedFd<'_>) -> io::Result<u64> {
     let mut bytes: u64 = 0;
     // SAFETY: the request writes one u64.
     unsafe { sys::ioctl(disk, BLKGETSIZE64, &raw mut bytes) }?;
-    let mut blocks = bytes / sys::file_system(root)?.f_bsize as u64;
-    // SAFETY: the request reads one u64.
-    unsafe { sys::ioctl(root, EXT4_IOC_RESIZE_FS, &raw mut blocks) }.map(drop)
+    Ok(bytes)
+}
+
+/// The size of a file system.
+fn total(root: BorrowedFd<'_>) -> io::Result<u64> {
+    sys::file_system(root).map(|fs| fs.f_blocks * fs.f_bsize as u64)
 }
 
 /// Make the name known to programs that look it up (sudo, git). Best effort: a guest may have arranged its files otherwise.

@@ -40,8 +40,10 @@ const LARGEST_ASIDE: usize = 4096;
 pub enum Purpose {
     /// A verb that is done in a child of the daemon.
     Verb,
-    /// The verb `configure`, and the variables that count once it has succeeded.
-    Configure(Vec<Variable>),
+    /// The verbs `configure` and `claim`: the variables and the life that count once it has succeeded.
+    Configure(Vec<Variable>, u64),
+    /// The verb `imprint`.
+    Imprint,
 }
 
 /// What became of a job.

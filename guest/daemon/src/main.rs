@@ -12,6 +12,7 @@ mod connect;
 mod crc;
 mod exec;
 mod files;
+mod imprint;
 mod inlet;
 mod job;
 mod life;

@@ -57,7 +57,23 @@ struct Core {
     doomed: BTreeSet<i32>,
     next_job: u64,
     env: Option<Vec<Variable>>,
+    /// The life that `configure` or `claim` gave, once one has.
+    life: Option<u64>,
+    /// The size of the disk that the root file system was made to fill.
+    filled: Option<u64>,
+    standing: Standing,
     shutdown: Option<Shutdown>,
+}
+
+/// How the session stands to the life of this guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// It is of the present life, or there is none yet.
+    Own,
+    /// Its life is another: this guest was restored, and has still the identity of the one that it is a copy of.
+    Restored,
+    /// Restored, with an identity of its own, and nobody's yet.
+    Imprinted,
 }
 
 fn now() -> Duration {
@@ -89,6 +105,9 @@ impl Server {
             doomed: BTreeSet::new(),
             next_job: FIRST_JOB,
             env: None,
+            life: None,
+            filled: None,
+            standing: Standing::Own,
             shutdown: None,
         };
         Ok(Self { ports: [port(control, Pipe::Control), port(bulk, Pipe::Bulk)], signals, core, relieved: false })
@@ -204,7 +223,12 @@ impl Server {
 impl Core {
     fn act(&mut self, event: &Event<'_>) {
         match *event {
-            Event::Begin(_) | Event::End => self.end_session(),
+            Event::Begin(greeting) => {
+                self.end_session();
+                let own = self.life.is_none_or(|life| life == greeting.generation);
+                self.standing = if own { Standing::Own } else { Standing::Restored };
+            }
+            Event::End => self.end_session(),
             Event::Open { stream, verb, request, .. } => {
                 if let Err(failure) = self.open(stream, verb, request) {
                     self.mux.reset(stream, &failure);
@@ -365,13 +389,15 @@ impl Core {
     fn pump(&mut self) {
         let mux = &mut self.mux;
         self.calibrations.retain(|stream, calibration| !calibration.pump(mux, *stream));
-        let mut over = Vec::new();
+        let (mut over, mut given) = (Vec::new(), None);
         for (id, job) in &mut self.jobs {
             match job.pump(mux) {
                 Outcome::Pending => continue,
                 Outcome::Done(message) => {
-                    if let Purpose::Configure(env) = &mut job.purpose {
-                        self.env = Some(std::mem::take(env));
+                    match &mut job.purpose {
+                        Purpose::Configure(env, life) => given = Some((std::mem::take(env), *life)),
+                        Purpose::Imprint if self.standing == Standing::Restored => self.standing = Standing::Imprinted,
+                        Purpose::Imprint | Purpose::Verb => {}
                     }
                     mux.send(job.stream(), &message);
                     mux.close(job.stream());
@@ -379,6 +405,9 @@ impl Core {
                 Outcome::Failed(failure) => mux.reset(job.stream(), &failure),
             }
             over.push(*id);
+        }
+        if let Some((env, life)) = given {
+            self.become_own(env, life);
         }
         self.doomed.extend(self.processes.pump(&mut self.mux, &mut self.workloads));
         for id in over {
@@ -419,6 +448,9 @@ mod tests {
             doomed: BTreeSet::new(),
             next_job: FIRST_JOB,
             env: None,
+            life: None,
+            filled: None,
+            standing: Standing::Own,
             shutdown: None,
         }
     }

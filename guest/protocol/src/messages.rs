@@ -36,6 +36,42 @@ record! {
 }
 
 record! {
+    /// The machine will be stopped and copied.
+    pub struct PrepareSnapshot {
+        /// Give up what can be read from the disk again.
+        pub drop_caches: bool,
+    }
+}
+
+record! {
+    /// What a restored guest must take to be another machine than those of the same snapshot.
+    pub struct Imprint {
+        /// 32 to 512 bytes for the kernel's pool.
+        pub entropy: Bytes,
+        /// The host name.
+        pub hostname: String,
+        /// 32 hex digits for `/etc/machine-id`.
+        pub machine_id: String,
+        /// A UUID for this boot.
+        pub boot_id: String,
+    }
+}
+
+record! {
+    /// What makes a restored guest a sandbox's own.
+    pub struct Claim {
+        /// Wall clock, nanoseconds since 1970.
+        pub realtime_ns: u64,
+        /// Which life of which sandbox.
+        pub generation: u64,
+        /// Variables of every process.
+        pub env: Vec<Variable>,
+        /// The text of `/etc/resolv.conf`; it stays as it is when absent.
+        pub resolv: Option<Bytes>,
+    }
+}
+
+record! {
     /// Run a program.
     pub struct Exec {
         /// The program and its arguments.
@@ -152,6 +188,16 @@ record! {
 }
 
 record! {
+    /// The guest is another machine now.
+    pub struct Imprinted {
+        /// Restore hooks that were run.
+        pub hooks: u16,
+        /// How long all of it took.
+        pub wall_ms: u64,
+    }
+}
+
+record! {
     /// The program runs.
     pub struct Started {
         /// Its process id in the guest.
@@ -232,6 +278,8 @@ pub enum Message {
     Done(Empty),
     /// Answer of `configure`.
     Configured(Configured),
+    /// Answer of `imprint`.
+    Imprinted(Imprinted),
     /// A process runs.
     Started(Started),
     /// A process has ended.
@@ -274,6 +322,7 @@ impl Message {
         match self {
             Self::Done(body) => body.tagged("done"),
             Self::Configured(body) => body.tagged("configured"),
+            Self::Imprinted(body) => body.tagged("imprinted"),
             Self::Started(body) => body.tagged("started"),
             Self::Exited(body) => body.tagged("exited"),
             Self::Tree(body) => body.tagged("tree"),
@@ -310,6 +359,7 @@ impl Message {
         Ok(match kind {
             "done" => Self::Done(Empty::fields(fields, rest)?),
             "configured" => Self::Configured(Configured::fields(fields, rest)?),
+            "imprinted" => Self::Imprinted(Imprinted::fields(fields, rest)?),
             "started" => Self::Started(Started::fields(fields, rest)?),
             "exited" => Self::Exited(Exited::fields(fields, rest)?),
             "tree" => Self::Tree(TreeDone::fields(fields, rest)?),

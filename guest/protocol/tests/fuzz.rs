@@ -7,7 +7,7 @@ use space_protocol::files::{
     Connect, FileChmod, FileChown, FileList, FileMkdir, FileMove, FileRead, FileRemove, FileStat, FileSymlink, FileWrite, Watch,
 };
 use space_protocol::frame::{self, Greeting, HEADER, VERSION};
-use space_protocol::messages::{Configure, Empty, Exec, Source, Tree, Window, decode, encode};
+use space_protocol::messages::{Claim, Configure, Empty, Exec, Imprint, Source, Tree, Window, decode, encode};
 use space_protocol::{Bytes, Decoder, Event, Failure, Item, Kind, Message, Mux, Pipe, Role};
 
 /// `SplitMix64`.
@@ -59,6 +59,9 @@ fn requests() -> Vec<Vec<u8>> {
     let configure = Configure { realtime_ns: 1, entropy: Bytes(vec![1; 64]), hostname: "a".into(), env: vec![], generation: 1 };
     let tree = Tree { path: bytes("/tmp"), user: Some("root".into()) };
     let mut all = vec![encode(&exec), encode(&configure), encode(&tree), encode(&Source { bytes: 1 << 40 }), encode(&Empty {})];
+    let (entropy, hostname) = (Bytes(vec![1; 32]), "a".to_owned());
+    all.push(encode(&Imprint { entropy, hostname, machine_id: "0".repeat(32), boot_id: "0".repeat(36) }));
+    all.push(encode(&Claim { realtime_ns: 1, generation: u64::MAX, env: vec![], resolv: Some(Bytes(vec![10])) }));
     all.extend(file_requests());
     all
 }

@@ -69,6 +69,11 @@ class Instance:
         """The keeper of the gateway's records."""
         return self.uid_range[6]
 
+    @property
+    def memory_uid(self) -> int:
+        """The processes that hold the memory of shared snapshots."""
+        return self.uid_range[7]
+
     def vm_uid(self, slot: int) -> int:
         """The VMM that runs in `slot`; ValueError outside 0 to SLOTS - 1."""
         return self.uid_range[_FIRST_VM_UID + _slot(slot)]
@@ -115,6 +120,11 @@ class Instance:
     def templates(self) -> Path:
         """Root-owned, root : node gid, 0750: templates that users made, `<digest>/` each (`config.shelf`)."""
         return self.data / "templates"
+
+    @property
+    def snapshots(self) -> Path:
+        """Root's own, 0700: `<snapshot>/` as `config.snapshots` says."""
+        return self.data / "snapshots"
 
     @property
     def control_data(self) -> Path:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -28,6 +30,22 @@ def open_directory(path: str | os.PathLike[str], *, inside: int | None = None) -
     if inside is None:
         return os.open(path, flags)
     return open_beneath(inside, os.fspath(path), flags)
+
+
+def close_all_but(kept: set[int]) -> None:
+    """Close every descriptor but the three standard ones and these, in a process that was forked and has work of its own."""
+    last = 2
+    for number in sorted(kept - {0, 1, 2}):
+        os.closerange(last + 1, number)
+        last = number
+    os.closerange(last + 1, 1 << 20)
+
+
+def keep_only(kept: tuple[int, ...]) -> tuple[int, ...]:
+    """As `close_all_but`, and the new numbers of what was kept: out of the way of the first ones."""
+    moved = tuple(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 16) for descriptor in kept)
+    close_all_but(set(moved))
+    return moved
 
 
 def names(directory: int) -> list[str]:
@@ -95,18 +113,26 @@ def clone(source: int, target: int) -> bool:
     return True
 
 
-def _copy_with_holes(source: int, target: int) -> None:
-    size = os.fstat(source).st_size
-    os.ftruncate(target, size)
+def extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+    """Where a file holds data: (begin, end), without its holes."""
     position = 0
     while position < size:
         try:
-            position = os.lseek(source, position, os.SEEK_DATA)
+            position = os.lseek(descriptor, position, os.SEEK_DATA)
         except OSError as error:
             if error.errno == errno.ENXIO:  # only a hole is left
                 return
             raise
-        end = os.lseek(source, position, os.SEEK_HOLE)
+        end = os.lseek(descriptor, position, os.SEEK_HOLE)
+        yield position, end
+        position = end
+
+
+def _copy_with_holes(source: int, target: int) -> None:
+    size = os.fstat(source).st_size
+    os.ftruncate(target, size)
+    for begin, end in extents(source, size):
+        position = begin
         while position < end:
             position += _copy_some(source, target, position, min(end - position, _CHUNK))
 

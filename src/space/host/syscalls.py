@@ -6,7 +6,9 @@ Every failure is an OSError with the kernel's errno. Nothing here decides anythi
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
+import mmap
 import os
 import struct
 from collections.abc import Collection
@@ -42,7 +44,7 @@ NSFS_MAGIC = 0x6E73_6673
 _AT_FDCWD, _AT_EMPTY_PATH, _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = -100, 0x1000, 1, 4
 
 # The same numbers on every architecture: these are younger than the unified table.
-_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_OPENAT2, _SYS_MOUNT_SETATTR = 428, 429, 437, 442
+_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_OPENAT2, _SYS_PIDFD_GETFD, _SYS_MOUNT_SETATTR = 428, 429, 437, 438, 442
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _SYS_RENAMEAT2 = {"x86_64": 316, "aarch64": 276}
 _RENAME_EXCHANGE = 2
@@ -52,6 +54,7 @@ _FICLONE = 0x4004_9409
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_libc.process_vm_readv.restype = ctypes.c_ssize_t
 
 
 def _checked(result: int, what: str) -> int:
@@ -180,6 +183,28 @@ def load_filter(program: bytes) -> None:
 def sethostname(name: str) -> None:
     """The host name of this UTS namespace."""
     _checked(_libc.sethostname(name.encode(), ctypes.c_size_t(len(name))), "sethostname")
+
+
+def read_memory(pid: int, pieces: list[tuple[int, int]], buffer: bytearray | mmap.mmap, at: int = 0) -> int:
+    """Read these pieces (address, bytes; at most 1,024) of another process's memory, one behind the other, into the buffer from `at` on.
+    How many bytes that are: all of them.
+    """
+    total = sum(size for _, size in pieces)
+    if at + total > len(buffer):
+        raise ValueError(f"{total} bytes do not fit a buffer of {len(buffer)} from {at} on")
+    remote = (ctypes.c_uint64 * (2 * len(pieces)))(*(number for piece in pieces for number in piece))
+    place = ctypes.c_char.from_buffer(buffer, at)
+    local = (ctypes.c_uint64 * 2)(ctypes.addressof(place), total)
+    count = _libc.process_vm_readv(ctypes.c_int(pid), local, ctypes.c_ulong(1), remote, ctypes.c_ulong(len(pieces)), ctypes.c_ulong(0))
+    if _checked(count, f"process_vm_readv {pid}") != total:
+        raise OSError(errno.EFAULT, os.strerror(errno.EFAULT), f"process_vm_readv {pid}: {count} of {total} bytes")
+    return total
+
+
+def borrow_descriptor(pidfd: int, number: int) -> int:
+    """A duplicate of another process's descriptor (Linux 5.6); close-on-exec."""
+    arguments = (ctypes.c_long(_SYS_PIDFD_GETFD), ctypes.c_int(pidfd), ctypes.c_int(number), ctypes.c_uint(0))
+    return _checked(_libc.syscall(*arguments), f"pidfd_getfd {number}")
 
 
 def reflink(source: int, target: int) -> None:

@@ -21,6 +21,7 @@ _TENANT = re.compile(r"[a-z][a-z0-9-]{0,38}\Z")
 _INSTANCE = re.compile(r"[a-z][a-z0-9]{0,11}\Z")
 _TEMPLATE = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}\Z")
 _PROCESS = re.compile(r"pr-[0-9a-f]{16}\Z")
+_SNAPSHOT = re.compile(r"sn-[a-z2-7]{20}\Z")
 _DIGEST = re.compile(r"[0-9a-f]{16,64}\Z")
 
 
@@ -47,6 +48,18 @@ def new_process_id() -> str:
 def new_webhook_id() -> str:
     """A fresh webhook id with 100 random bits."""
     return "wh-" + _random(20)
+
+
+def new_snapshot_id() -> str:
+    """A fresh snapshot id with 100 random bits."""
+    return "sn-" + _random(20)
+
+
+def snapshot_id(text: str) -> str:
+    """`text` as a snapshot id (`sn-` and 20 of base32); ValueError when it is not one."""
+    if not _SNAPSHOT.match(text):
+        raise ValueError(f"not a snapshot id: {text[:64]!r}")
+    return text
 
 
 def process_id(text: str) -> str:

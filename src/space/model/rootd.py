@@ -24,7 +24,19 @@ beside it where said. Every operation is idempotent by (sandbox, generation).
 | seal_template | SealTemplate | what was written there is a template, which boots as `onto` does |
 | open_template | OpenTemplate | its disk as descriptor, for reading |
 | drop_template | DropTemplate | it is gone; refused (`conflict`) while a sandbox of it is there, unless forced |
+| begin_snapshot | BeginSnapshot | two descriptors: the file for the device state (write only), and a conversation (below) |
+| list_snapshots | ListSnapshots | snapshots: [the manifests' fields that `rpc.rootd_client.SnapshotOnHost` has, held: bool] |
+| discard_snapshot | SnapshotOp | its files gone, its memory let go; `conflict` while a sandbox is made of it |
+| hold_memory | SnapshotOp | a descriptor: one line once a shared snapshot's memory is held (sealed, charged to a cgroup of its own) |
+| release_memory | SnapshotOp | its holder is dead; clones that live keep what they have mapped |
 | usage | SandboxOp | memory_bytes, cpu_usec, oom_kills (processes that the kernel killed for want of memory) of the sandbox's cgroup |
+
+A **snapshot** is a conversation over a SEQPACKET socket with a process of rootd's that is made for it. It begins with what need not
+stand still (the disk's dirty pages go to the disk) and says {"step": "ready"}. The node stops the VM, lets it write its device state
+into the file that it was given, and says `go`. {"step": "copied", "pages", "memory_ms", "disk_ms"}: memory and disk are taken, the VM
+may run on.
+{"step": "done", "memory_bytes", ...}: it is committed (and on stable storage if it is durable). {"step": "failed", "code", "message"},
+or an end without either: there is no snapshot and nothing of it is left. A node that hangs up before `done` gives it up.
 """
 
 from __future__ import annotations
@@ -75,6 +87,7 @@ class CreateSandbox:
     """Files and cgroup of a sandbox.
 
     template: digest. disk_mib: at least the template's size, at most 1 TiB. memory_mib: guest memory, for the cgroup's limit.
+    snapshot: where disk and memory come from, which must be of that template, memory and number of CPUs; none: the template's disk.
     """
 
     sandbox: str
@@ -84,15 +97,20 @@ class CreateSandbox:
     disk_mib: int
     memory_mib: int
     cpus: int
+    snapshot: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StartVmm:
-    """Boot it: kernel, initramfs and VMM are those of the sandbox's template. accelerator: `tcg` or `kvm`."""
+    """Boot it: kernel, initramfs and VMM are those of the sandbox's template. accelerator: `tcg` or `kvm`.
+
+    restore: load the memory and state of the snapshot that the sandbox was made of, and stand still; otherwise boot from its disk.
+    """
 
     sandbox: str
     generation: int
     accelerator: str
+    restore: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,5 +165,33 @@ class DropTemplate:
     force: bool
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotOp:
+    """A snapshot."""
+
+    snapshot: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListSnapshots:
+    """Every complete snapshot of this instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeginSnapshot:
+    """Take memory, device state and disk of a sandbox whose VM lives, under a new name.
+
+    shared: many sandboxes will be made of it and map one sealed memory (templates); otherwise each gets a file of its own. durable:
+    it is on stable storage, with digests, before it is `done` (suspend, checkpoint, template).
+    """
+
+    sandbox: str
+    generation: int
+    snapshot: str
+    shared: bool
+    durable: bool
+
+
 Shelving = OpenTemplate | KeepTemplate | RebaseTemplate | StageTemplate | SealTemplate | DropTemplate
-Operation = Shelving | Describe | SlotOp | EdgeOp | TemplateOp | SandboxOp | CreateSandbox | StartVmm
+Snapshots = SnapshotOp | ListSnapshots | BeginSnapshot
+Operation = Shelving | Snapshots | Describe | SlotOp | EdgeOp | TemplateOp | SandboxOp | CreateSandbox | StartVmm

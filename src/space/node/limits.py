@@ -14,6 +14,13 @@ QUEUE_LENGTH = 64
 ROOTD_STEP = 30.0
 # QMP answers in under a millisecond; a VMM starved of CPU by its neighbours has taken seconds.
 QMP = 15.0
+# A VMM that goes on from a snapshot has loaded its state (70 KiB) in milliseconds.
+LOAD = 20.0
+# A snapshot's parts: the disk's dirty pages go to the disk while the VM runs; it stands still while memory is copied (some 50 ms for
+# 64 MiB); a durable one is read once more for its digests and goes to the disk.
+SNAPSHOT_READY = 60.0
+SNAPSHOT_COPY = 60.0
+SNAPSHOT_DONE = 600.0
 # A SIGKILLed VMM is gone in milliseconds, unless the kernel writes out its memory or the disk hangs.
 DEATH = 20.0
 # noop, metrics: an emulated guest at 100 % CPU answers within a second.

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from space.model.rootd import CreateSandbox, KeepTemplate, RebaseTemplate, SealTemplate, StageTemplate, StartVmm
-from space.rpc.rootd_client import Description, Usage
+from space.model.rootd import BeginSnapshot, CreateSandbox, KeepTemplate, RebaseTemplate, SealTemplate, StageTemplate, StartVmm
+from space.rpc.rootd_client import Description, SnapshotDoor, SnapshotOnHost, Usage
 
 
 class Rootd(Protocol):
@@ -60,3 +60,22 @@ class Rootd(Protocol):
 
     async def usage(self, sandbox: str, generation: int) -> Usage:
         """What it uses of the host."""
+
+    async def list_snapshots(self) -> tuple[SnapshotOnHost, ...]:
+        """Every complete snapshot."""
+
+    async def discard_snapshot(self, snapshot: str) -> None:
+        """Conflict while a sandbox is made of it; nothing there is fine."""
+
+    async def hold_memory(self, snapshot: str) -> None:
+        """Returns when machines can be made of a shared snapshot."""
+
+    async def release_memory(self, snapshot: str) -> None:
+        """Let its memory go; machines that run keep it."""
+
+
+class SnapshotRootd(Rootd, Protocol):
+    """What the driver asks beside: a snapshot begins by the driver alone (`Machine.snapshot`)."""
+
+    async def begin_snapshot(self, request: BeginSnapshot) -> SnapshotDoor:
+        """The file for the device state, and the conversation."""

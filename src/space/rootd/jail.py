@@ -29,11 +29,14 @@ _TMPFS = syscalls.MS_NOSUID | syscalls.MS_NOEXEC
 
 @dataclass(frozen=True, slots=True)
 class Jail:
-    """A VMM to be. descriptors: what it keeps, in this order from FIRST_DESCRIPTOR on, with the TAP after them."""
+    """A VMM to be. descriptors: what it keeps, in this order from FIRST_DESCRIPTOR on, with the TAP after them. named_descriptors: it
+    finds them as files, too.
+    """
 
     root: Path
     kernel: Path
     initramfs: Path
+    named_descriptors: bool
     netns: Path
     uid: int
     kvm: bool
@@ -83,13 +86,15 @@ def _change_root(jail: Jail, kvm: int | None) -> None:
         machine.KERNEL: syscalls.open_tree(str(jail.kernel), _READ_ONLY | syscalls.MOUNT_ATTR_NOEXEC),
         machine.INITRAMFS: syscalls.open_tree(str(jail.initramfs), _READ_ONLY | syscalls.MOUNT_ATTR_NOEXEC),
     }
+    if jail.named_descriptors:  # those of this process, which is the VMM to be
+        parts = {machine.DESCRIPTORS: syscalls.open_tree("/proc/self/fd", _READ_ONLY | syscalls.MOUNT_ATTR_NOEXEC)}
     # Entering the mount namespace that we are in puts us at its real root: pivot_root refuses to work from inside a chroot.
     own = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     syscalls.setns(own, syscalls.CLONE_NEWNS)
     syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
     syscalls.move_mount(root, "/")
     os.fchdir(root)
-    _fill("tmp", [Path(path).name for path in parts], None, jail.uid)
+    _fill("tmp", [Path(path).name for path in parts], None, jail.uid, directories=jail.named_descriptors)
     for path, tree in parts.items():
         syscalls.move_mount(tree, path.lstrip("/"))
     if kvm is not None:
@@ -99,11 +104,14 @@ def _change_root(jail: Jail, kvm: int | None) -> None:
     os.chdir("/")
 
 
-def _fill(directory: str, names: list[str], kvm: int | None, uid: int) -> None:
+def _fill(directory: str, names: list[str], kvm: int | None, uid: int, *, directories: bool = False) -> None:
     """A tmpfs of a few entries on `directory`, read-only once they are there."""
     flags = _TMPFS if kvm is not None else _TMPFS | syscalls.MS_NODEV
     syscalls.mount("tmpfs", directory, "tmpfs", flags, "size=16k,nr_inodes=8,mode=0755")
     for name in names:
+        if directories:
+            os.mkdir(f"{directory}/{name}", 0o555)  # noqa: PTH102
+            continue
         os.close(os.open(f"{directory}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
     if kvm is not None:
         os.mknod(f"{directory}/kvm", stat.S_IFCHR | 0o600, kvm)

@@ -17,17 +17,20 @@ from space.core.plan.edge import parse_range
 from space.model import ids
 from space.model.errors import InvalidArgument, SpaceError
 from space.model.rootd import (
+    BeginSnapshot,
     CreateSandbox,
     Describe,
     DropTemplate,
     EdgeOp,
     KeepTemplate,
+    ListSnapshots,
     OpenTemplate,
     Operation,
     RebaseTemplate,
     SandboxOp,
     SealTemplate,
     SlotOp,
+    SnapshotOp,
     StageTemplate,
     StartVmm,
     TemplateOp,
@@ -55,6 +58,11 @@ OPERATIONS: dict[str, type[Operation]] = {
     "seal_template": SealTemplate,
     "open_template": OpenTemplate,
     "drop_template": DropTemplate,
+    "begin_snapshot": BeginSnapshot,
+    "list_snapshots": ListSnapshots,
+    "discard_snapshot": SnapshotOp,
+    "hold_memory": SnapshotOp,
+    "release_memory": SnapshotOp,
 }
 
 # Inclusive, by field. disk_mib ends at 1 TiB.
@@ -65,8 +73,16 @@ _RANGES: dict[str, tuple[int, int]] = {
     "memory_mib": (32, 1 << 20),
     "cpus": (1, 64),
 }
-_CHECKS: dict[str, Callable[[str], object]] = {"sandbox": ids.sandbox_id, "template": ids.digest, "synthetic": parse_range}
-_CHECKS |= {"digest": ids.digest, "onto": ids.digest, "settings": manifest.settings}
+_CHECKS: dict[str, Callable[[str], object]] = {
+    "sandbox": ids.sandbox_id,
+    "template": ids.digest,
+    "synthetic": parse_range,
+    "snapshot": ids.snapshot_id,
+    "digest": ids.digest,
+    "onto": ids.digest,
+    "settings": manifest.settings,
+}
+_MAY_BE_EMPTY = {("create_sandbox", "snapshot")}
 _KINDS: dict[Any, type[int] | type[str]] = {"int": int, "str": str, "bool": bool}
 _CHOICES = {"accelerator": ("tcg", "kvm")}
 
@@ -119,7 +135,8 @@ def _record(op: str, raw: dict[str, Any]) -> Operation:
     for name, annotation in wanted.items():
         if name not in raw:
             raise InvalidArgument(f"{op} needs the field {name!r}")
-        _check(name, raw[name], _KINDS[annotation])
+        if raw[name] != "" or (op, name) not in _MAY_BE_EMPTY:
+            _check(name, raw[name], _KINDS[annotation])
     return kind(**raw)
 
 

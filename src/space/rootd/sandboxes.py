@@ -11,6 +11,7 @@ import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
+from space.config import snapshots as layout
 from space.config.artefacts import Store
 from space.config.instance import Instance
 from space.core.plan import machine
@@ -18,16 +19,19 @@ from space.host import cgroups, files, namespaces
 from space.model import ids
 from space.model.errors import Conflict, InvalidArgument, NotFound
 from space.model.rootd import CreateSandbox, KeepTemplate, SandboxOp, StartVmm
-from space.rootd import slots
+from space.rootd import slots, snapshots
 from space.rootd.log import log
+from space.rootd.steps import reached
 
-RECORD, DISK = "sandbox.json", "disk.img"
+RECORD, DISK, MEMORY = "sandbox.json", "disk.img", "memory"
 NEW, GONE = ".new.", ".gone."
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Root's record of a sandbox. pid and started (ticks since boot) name its VMM; answered: its start was answered to the node."""
+    """Root's record of a sandbox. snapshot: what it was made of, if it was. pid and started (ticks since boot) name its VMM; answered: its
+    start was answered to the node; accelerator and restored: how it was started.
+    """
 
     sandbox: str
     generation: int
@@ -36,9 +40,12 @@ class Record:
     disk_mib: int
     memory_mib: int
     cpus: int
+    snapshot: str = ""
     pid: int = 0
     started: int = 0
     answered: bool = False
+    accelerator: str = ""
+    restored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +127,10 @@ def is_alive(place: Place, record: Record) -> bool:
 
 def create(place: Place, op: CreateSandbox) -> None:
     """Directory, disk and cgroup. Repeating it is fine; Conflict when another generation or another sandbox is in the way."""
-    wanted = Record(op.sandbox, op.generation, op.slot, op.template, op.disk_mib, op.memory_mib, op.cpus)
+    wanted = Record(op.sandbox, op.generation, op.slot, op.template, op.disk_mib, op.memory_mib, op.cpus, op.snapshot)
     found = find(place, op.sandbox)
     if found is not None:
-        if replace(found, pid=0, started=0, answered=False) != wanted:
+        if replace(found, pid=0, started=0, answered=False, accelerator="", restored=False) != wanted:
             raise Conflict(f"sandbox {op.sandbox} is there already, as generation {found.generation} or with another shape")
     else:
         _check_slot(place, op)
@@ -177,17 +184,24 @@ def _check_slot(place: Place, op: CreateSandbox) -> None:
 
 def _make_files(place: Place, record: Record) -> None:
     instance, staged = place.instance, NEW + record.sandbox
-    store = place.store
-    manifest = store.template_by_digest(ids.digest(record.template))
-    store.stands(manifest)
-    if record.disk_mib << 20 < manifest.disk_bytes:
-        smallest = -(-manifest.disk_bytes >> 20)
-        raise InvalidArgument(f"disk_mib is at least {smallest}, the size of template {manifest.name!r}, not {record.disk_mib}")
+    manifest = place.store.template_by_digest(ids.digest(record.template))
+    place.store.stands(manifest)
+    origin = snapshots.load(instance, record.snapshot) if record.snapshot else None
+    smallest = origin.disk_mib if origin else -(-manifest.disk_bytes >> 20)
+    if record.disk_mib < smallest:
+        of = f"snapshot {record.snapshot}" if origin else f"template {manifest.name!r}"
+        raise InvalidArgument(f"disk_mib is at least {smallest}, the size of {of}, not {record.disk_mib}")
+    if origin:
+        _check_origin(origin, record)
     files.remove_tree(place.directory, staged)
     os.mkdir(staged, 0o700, dir_fd=place.directory)
     directory = files.open_directory(staged, inside=place.directory)
     try:
         _clone_disk(place, record, directory)
+        if origin and not origin.shared:
+            source = snapshots.open_file(instance, record.snapshot, layout.MEMORY)
+            _clone(record, source, directory, MEMORY, (instance.vm_uid(record.slot), instance.vm_uid(record.slot), 0o600))
+            reached("memory linked")
         files.write_json(directory, RECORD, asdict(record))
         os.fchown(directory, 0, instance.node_uid)
         os.fchmod(directory, 0o710)
@@ -199,19 +213,39 @@ def _make_files(place: Place, record: Record) -> None:
         os.close(directory)
 
 
+def _check_origin(origin: layout.SnapshotManifest, record: Record) -> None:
+    there = (origin.template, origin.machine.memory_mib, origin.machine.cpus)
+    if there != (record.template, record.memory_mib, record.cpus):
+        words = "snapshot {} is of template {}, {} MiB and {} CPUs, not of {}, {} MiB and {} CPUs"
+        raise Conflict(words.format(origin.snapshot, *there, record.template, record.memory_mib, record.cpus))
+
+
 def _clone_disk(place: Place, record: Record, directory: int) -> None:
-    template = files.open_directory(place.store.directory(record.template))
-    source = target = -1
+    if record.snapshot:
+        source = snapshots.open_file(place.instance, record.snapshot, layout.DISK)
+    else:
+        template = files.open_directory(place.store.directory(record.template))
+        try:
+            source = files.open_beneath(template, DISK, os.O_RDONLY)
+        finally:
+            os.close(template)
+    owner = (place.instance.vm_uid(record.slot), place.instance.node_uid, 0o660)
+    _clone(record, source, directory, DISK, owner, size=None if record.snapshot else record.disk_mib << 20)
+
+
+def _clone(record: Record, source: int, directory: int, name: str, owner: tuple[int, int, int], size: int | None = None) -> None:
+    """A file of the sandbox's own that shares the blocks of `source`, which is closed. owner: uid, gid, mode."""
+    target = -1
     try:
-        source = files.open_beneath(template, DISK, os.O_RDONLY)
-        target = files.open_beneath(directory, DISK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        target = files.open_beneath(directory, name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         if not files.clone(source, target):
-            words = f"{record.sandbox}: its disk was copied, this file system has no reflinks (btrfs and XFS have)"
+            words = f"{record.sandbox}: its {name} was copied, this file system has no reflinks (btrfs and XFS have)"
             log(words, level="warning", sandbox=record.sandbox)
-        os.ftruncate(target, record.disk_mib << 20)
-        os.fchown(target, place.instance.vm_uid(record.slot), place.instance.node_uid)
-        os.fchmod(target, 0o660)
+        if size is not None:
+            os.ftruncate(target, size)
+        os.fchown(target, owner[0], owner[1])
+        os.fchmod(target, owner[2])
     finally:
-        for descriptor in (template, source, target):
+        for descriptor in (source, target):
             if descriptor >= 0:
                 os.close(descriptor)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import array
-import errno
 import os
 import resource
 import select
@@ -18,7 +17,6 @@ import signal
 import socket
 import struct
 import time
-import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,32 +25,36 @@ from typing import Any, assert_never
 from space.config import instance as instances
 from space.config.instance import DATA_ROOT, RUN_ROOT, Instance
 from space.config.ready import say_ready
+from space.config.snapshots import SnapshotManifest
 from space.core.plan.edge import Plan, parse_range
 from space.host import cgroups, namespaces, process, syscalls
-from space.model.errors import Conflict, Internal, NoCapacity, NotFound, SpaceError
+from space.model.errors import Conflict, NotFound, SpaceError
 from space.model.rootd import (
+    BeginSnapshot,
     CreateSandbox,
     Describe,
     DropTemplate,
     EdgeOp,
     KeepTemplate,
+    ListSnapshots,
     OpenTemplate,
     Operation,
     RebaseTemplate,
     SandboxOp,
     SealTemplate,
     SlotOp,
+    SnapshotOp,
     StageTemplate,
     StartVmm,
     TemplateOp,
 )
-from space.rootd import edge, outbound, records, roots, sandboxes, slots, templates, vmm, workers
+from space.rootd import edge, memory, outbound, records, roots, sandboxes, slots, snapshots, taking, templates, vmm, workers
+from space.rootd.faults import fault
 from space.rootd.log import configure, log
 
 _MAX_PEERS = 16
 _SO_SNDBUFFORCE = 32
 _ANSWER_BYTES = 4 << 20  # describe of a full instance
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN)
 
 
 @dataclass(slots=True)
@@ -63,6 +65,7 @@ class Rootd:
     place: sandboxes.Place
     children: vmm.Children = field(default_factory=vmm.Children)
     peers: dict[int, socket.socket] = field(default_factory=dict)
+    fillings: memory.Fillings = field(default_factory=memory.Fillings)
     edges: edge.Edges = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,6 +91,12 @@ class Rootd:
                 return {}, ()
             case StartVmm():
                 return {}, (vmm.start(self.place, self.children, record),)
+            case BeginSnapshot():
+                return {}, taking.begin(self.place, record)
+            case ListSnapshots():
+                return {"snapshots": [self._snapshot(each) for each in snapshots.existing(self.instance)]}, ()
+            case SnapshotOp(snapshot=snapshot):
+                return self._on_snapshot(op, snapshot)
             case SandboxOp():
                 return self._sandbox(op, record)
             case OpenTemplate() | KeepTemplate() | RebaseTemplate() | StageTemplate() | SealTemplate() | DropTemplate():
@@ -136,6 +145,24 @@ class Rootd:
             return {"memory_bytes": tree.memory_bytes(), "cpu_usec": tree.cpu_usec(), "oom_kills": tree.oom_kills()}, ()
         return {}, ()
 
+    def _snapshot(self, manifest: SnapshotManifest) -> dict[str, Any]:
+        names = ("snapshot", "sandbox", "generation", "template", "parent", "shared", "durable", "disk_mib", "private_bytes", "taken_at")
+        told = {name: getattr(manifest, name) for name in names}
+        told |= {"cpus": manifest.machine.cpus, "memory_mib": manifest.machine.memory_mib, "accelerator": manifest.machine.accelerator}
+        return told | {"held": manifest.shared and memory.is_held(self.place, manifest.snapshot)}
+
+    def _on_snapshot(self, op: str, snapshot: str) -> tuple[dict[str, Any], tuple[int, ...]]:
+        if op == "hold_memory":
+            return {}, (memory.hold(self.place, self.fillings, snapshot),)
+        if op == "discard_snapshot":
+            made = (one.sandbox for one in sandboxes.existing(self.place) if one.snapshot == snapshot)
+            if (user := next(made, None)) is not None:
+                raise Conflict(f"sandbox {user} is made of snapshot {snapshot}", hint="it can be discarded once no sandbox is")
+        memory.release(self.place, self.fillings, snapshot)
+        if op == "discard_snapshot":
+            snapshots.discard(self.instance, snapshot)
+        return {}, ()
+
     # -- the boundary --------------------------------------------------------------------------------------------
     def serve_message(self, message: bytes) -> tuple[bytes, tuple[int, ...]]:
         """One message in, one answer out, with descriptors that the caller sends and closes. Never raises for what a peer said."""
@@ -149,8 +176,8 @@ class Rootd:
             values, descriptors = self.perform(name, record)
             reply, outcome = records.answer(values), "ok"
         except Exception as error:  # noqa: BLE001 (the boundary: whatever it is, the peer gets a code and a sentence)
-            fault = _fault(error)
-            reply, outcome = records.refusal(fault), f"{fault.code}: {error}"
+            found = fault(error)
+            reply, outcome = records.refusal(found), f"{found.code}: {error}"
         level = "info" if outcome == "ok" else "warning"
         log(f"{name} {about} {(time.perf_counter() - began) * 1000:.1f}ms {outcome}", level=level, sandbox=sandbox)
         return reply, descriptors
@@ -190,15 +217,6 @@ class Rootd:
         poll.unregister(peer)
         del self.peers[number]
         peer.close()
-
-
-def _fault(error: Exception) -> SpaceError:
-    if isinstance(error, SpaceError):
-        return error
-    if isinstance(error, OSError) and error.errno in _FULL:
-        return NoCapacity(f"the machine is full: {error.strerror}")
-    log(traceback.format_exc(), level="error")
-    return Internal("rootd failed; its log says why")
 
 
 def run(rootd: Rootd, listener: socket.socket, wake: socket.socket, outward: outbound.Filter) -> None:
@@ -261,6 +279,7 @@ def main() -> int:
     sandboxes.tidy(rootd.place)
     for name in templates.tidy(rootd.place):
         log(f"removed {name} of the templates, which an earlier rootd left unfinished")
+    snapshots.tidy(instance)
     alive = sum(sandboxes.is_alive(rootd.place, one) for one in sandboxes.existing(rootd.place))
     started = namespaces.start_time(os.getpid())
     (instance.run / "rootd.pid").write_text(f"{os.getpid()} {started}\n")

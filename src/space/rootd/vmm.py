@@ -16,15 +16,16 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from space.config import snapshots as layout
 from space.core.plan import machine
 from space.host import files, namespaces, syscalls
 from space.model.errors import Conflict, Gone, Internal, Unsupported
 from space.model.rootd import SandboxOp, StartVmm
-from space.rootd import jail, sandboxes, slots
+from space.rootd import jail, memory, sandboxes, slots, snapshots
 from space.rootd.log import log
 from space.rootd.sandboxes import Place, Record
 
-SOCKETS = ("qmp", "control", "bulk", "serial")  # in the order of machine.Descriptors
+SOCKETS = ("qmp", "control", "bulk", "serial")  # as machine.Descriptors has them
 _STDERR_LIMIT = 16 << 10
 _F_ADD_SEALS, _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 1, 2, 4
 
@@ -52,13 +53,19 @@ def start(place: Place, children: Children, op: StartVmm) -> int:
         raise Conflict(f"slot {record.slot} of {record.sandbox} is gone", hint="create_slot makes it")
     if op.accelerator == "kvm" and not Path("/dev/kvm").exists():
         raise Unsupported("this machine has no /dev/kvm", hint="accelerator `tcg` emulates")
+    if op.restore:
+        _check_origin(place, record, op.accelerator)
     with ExitStack() as stack:
         listeners = [stack.enter_context(listener) for listener in _listen(place, record)]
         disk = files.open_beneath(place.directory, f"{record.sandbox}/{sandboxes.DISK}", os.O_RDWR)
         stack.callback(os.close, disk)
+        origin = _open_origin(place, record) if op.restore else ()
+        for descriptor in origin:
+            stack.callback(os.close, descriptor)
         stderr = _bounded_file()
         stack.callback(os.close, stderr)
-        plan = _plan(place, record, op.accelerator, (*(listener.fileno() for listener in listeners), disk), stderr)
+        record = replace(record, accelerator=op.accelerator, restored=op.restore)
+        plan = _plan(place, record, (*(listener.fileno() for listener in listeners), disk, *origin), stderr)
         pid, pidfd = _spawn(place, record, plan)
         children.by_pid[pid] = (record.sandbox, os.dup(stderr))
         return pidfd
@@ -128,23 +135,45 @@ def _bounded_file() -> int:
     return descriptor
 
 
-def _plan(place: Place, record: Record, accelerator: str, descriptors: tuple[int, ...], stderr: int) -> jail.Jail:
+def _check_origin(place: Place, record: Record, accelerator: str) -> None:
+    if not record.snapshot:
+        raise Conflict(f"sandbox {record.sandbox} was not made of a snapshot", hint="it can be started from its disk")
+    manifest = snapshots.load(place.instance, record.snapshot)
+    layout.check(manifest, snapshots.machine_of(place.instance, record.template, accelerator, record.cpus, record.memory_mib))
+
+
+def _open_origin(place: Place, record: Record) -> tuple[int, int]:
+    """Memory and device state of the snapshot that the sandbox was made of; the caller owns the descriptors."""
+    state = snapshots.open_file(place.instance, record.snapshot, layout.STATE)
+    try:
+        try:
+            return files.open_beneath(place.directory, f"{record.sandbox}/{sandboxes.MEMORY}", os.O_RDWR), state
+        except FileNotFoundError:
+            return memory.borrow(place, record.snapshot), state
+    except BaseException:
+        os.close(state)
+        raise
+
+
+def _plan(place: Place, record: Record, descriptors: tuple[int, ...], stderr: int) -> jail.Jail:
     store = place.store
     manifest = store.template_by_digest(record.template)
-    numbers = machine.Descriptors(*range(jail.FIRST_DESCRIPTOR, jail.FIRST_DESCRIPTOR + len(descriptors) + 1))
-    plan = machine.Machine(record.cpus, record.memory_mib, accelerator, _tsc_khz())
+    *numbers, tap = range(jail.FIRST_DESCRIPTOR, jail.FIRST_DESCRIPTOR + len(descriptors) + 1)
+    given = dict(zip((*SOCKETS, "disk", "memory", "state"), numbers, strict=False))
+    plan = machine.Machine(record.cpus, record.memory_mib, record.accelerator, _tsc_khz(), restore=record.restored)
     return jail.Jail(
         root=store.path("qemu", manifest.qemu) / "root",
         kernel=store.path("kernel", manifest.kernel) / "vmlinux",
         initramfs=store.path("initramfs", manifest.initramfs) / "initrd.cpio",
+        named_descriptors=record.restored,
         netns=place.instance.netns(record.slot),
         uid=place.instance.vm_uid(record.slot),
-        kvm=accelerator == "kvm",
+        kvm=record.accelerator == "kvm",
         descriptors=descriptors,
         stderr=stderr,
         largest_file=record.disk_mib << 20,
         threads=machine.limits(record.cpus, record.memory_mib).pids,
-        argv=tuple(machine.qemu_argv(plan, numbers)),
+        argv=tuple(machine.qemu_argv(plan, machine.Descriptors(tap=tap, **given))),
     )
 
 

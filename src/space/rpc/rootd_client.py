@@ -20,17 +20,20 @@ from typing import Any, TypeVar
 
 from space.model.errors import Internal, ProtocolError, SpaceError, Unavailable, from_code
 from space.model.rootd import (
+    BeginSnapshot,
     CreateSandbox,
     Describe,
     DropTemplate,
     EdgeOp,
     KeepTemplate,
+    ListSnapshots,
     OpenTemplate,
     Operation,
     RebaseTemplate,
     SandboxOp,
     SealTemplate,
     SlotOp,
+    SnapshotOp,
     StageTemplate,
     StartVmm,
     TemplateOp,
@@ -69,6 +72,34 @@ class Usage:
     memory_bytes: int
     cpu_usec: int
     oom_kills: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotOnHost:
+    """A complete snapshot. private_bytes: memory beyond its parent's. held: its memory is in memory (shared ones)."""
+
+    snapshot: str
+    sandbox: str
+    generation: int
+    template: str
+    parent: str
+    shared: bool
+    durable: bool
+    cpus: int
+    memory_mib: int
+    disk_mib: int
+    accelerator: str
+    private_bytes: int
+    taken_at: float
+    held: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotDoor:
+    """Descriptors of a snapshot that begins, which the caller owns: the file for the device state, and the conversation."""
+
+    state: int
+    talk: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +285,33 @@ class RootdClient:
         """Take it away; Conflict while sandboxes of it are there."""
         await self._ask("drop_template", DropTemplate(digest, force))
 
+    async def begin_snapshot(self, request: BeginSnapshot) -> SnapshotDoor:
+        """Begin to take one (`model.rootd` has the conversation). Gone when the VM does not live, Conflict when the name is taken."""
+        descriptors = (await self._ask("begin_snapshot", request)).descriptors
+        if len(descriptors) != 2:
+            _close_all(descriptors)
+            raise ProtocolError(f"rootd's answer came with {len(descriptors)} descriptors of a snapshot")
+        return SnapshotDoor(*descriptors)
+
+    async def list_snapshots(self) -> tuple[SnapshotOnHost, ...]:
+        """Every complete snapshot of this instance."""
+        values = (await self._ask("list_snapshots", ListSnapshots())).values
+        return _read(lambda: tuple(SnapshotOnHost(**each) for each in values["snapshots"]))
+
+    async def discard_snapshot(self, snapshot: str) -> None:
+        """Remove it and let its memory go; nothing there is fine. Conflict while a sandbox is made of it."""
+        await self._ask("discard_snapshot", SnapshotOp(snapshot))
+
+    async def hold_memory(self, snapshot: str) -> None:
+        """Returns when a shared snapshot's memory is held. Unavailable when its holder ended before."""
+        answer = await self._ask("hold_memory", SnapshotOp(snapshot))
+        if not await _first_line(self._one_descriptor(answer)):
+            raise Unavailable(f"the memory of snapshot {snapshot} could not be held", hint="rootd's log says why")
+
+    async def release_memory(self, snapshot: str) -> None:
+        """Let it go; machines that run have it mapped and keep it."""
+        await self._ask("release_memory", SnapshotOp(snapshot))
+
     async def aclose(self) -> None:
         """Close the connection; what is in flight fails."""
         if self._connection is not None:
@@ -301,6 +359,20 @@ class RootdClient:
             _close_all(answer.descriptors)
             raise ProtocolError("rootd's answer came without the descriptor")
         return answer.descriptors[0]
+
+
+async def _first_line(descriptor: int) -> bytes:
+    """What comes over a pipe that this closes; nothing when it ends without a word."""
+    loop = asyncio.get_running_loop()
+    there = asyncio.Event()
+    os.set_blocking(descriptor, False)
+    loop.add_reader(descriptor, there.set)
+    try:
+        await there.wait()
+        return os.read(descriptor, 4096)
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
 
 
 def _values(data: bytes) -> dict[str, Any]:

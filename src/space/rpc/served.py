@@ -26,8 +26,10 @@ _PEER = struct.Struct("=iII")  # pid, uid, gid
 class Served(Link[Acceptor]):
     """One session, or on lasting pipes (`GUEST`) one after the other."""
 
-    def __init__(self, layout: Layout, handler: Handler) -> None:
+    def __init__(self, layout: Layout, handler: Handler, on_begin: Callable[[int], object] | None = None) -> None:
+        """on_begin: called with the generation of each session's HELLO, before its first stream."""
         super().__init__(Acceptor(layout), layout)
+        self._on_begin = on_begin
         self._handler = handler
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -77,8 +79,10 @@ class Served(Link[Acceptor]):
         if self.closed.done() and not self._ending and not self.finished.done():
             self.finished.set_result(None)
 
-    def _on_renewed(self, _: Renewed) -> None:
+    def _on_renewed(self, event: Renewed) -> None:
         self._end_streams(self.death(SpaceError("the peer began a new one")))
+        if self._on_begin is not None:
+            self._on_begin(event.generation)
 
     def _on_broken(self, event: Broken) -> None:
         if len(self._layout) == 1:  # a connection of its own: the peer can make another

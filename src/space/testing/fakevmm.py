@@ -13,9 +13,9 @@ from contextlib import suppress
 from typing import Protocol, cast
 
 from space.model.errors import SandboxDied, SpaceError
-from space.model.rootd import StartVmm
+from space.model.rootd import BeginSnapshot, StartVmm
 from space.node.pidfd import Pidfd
-from space.node.vmm.seam import MachinePlan, Pipe
+from space.node.vmm.seam import MachinePlan, Pipe, SnapshotPlan, Taken
 from space.testing.guest import FakeGuest
 from space.testing.memoryhost import MemoryHost, MemoryVmm
 
@@ -63,6 +63,25 @@ class FakeMachine:
         """Everything passes."""
         self._check()
         self._vmm.running.set()
+
+    async def snapshot(self, plan: SnapshotPlan) -> Taken:
+        """A copy of the guest's files stands for its memory. A guest of a test's own is made anew."""
+        self._check()
+        ran = self._vmm.running.is_set()
+        await self.pause()
+        guest = self._vmm.guest
+        image = FakeGuest(guest) if isinstance(guest, FakeGuest) else None
+        let_go = image.kill if image is not None else lambda: None
+        try:
+            await self._host.begin_snapshot(BeginSnapshot(*self._plan, plan.snapshot, plan.shared, plan.durable), image, let_go)
+        except BaseException:
+            let_go()
+            if ran and self._vmm.alive:
+                await self.resume()
+            raise
+        if ran and plan.resume:
+            await self.resume()
+        return Taken(plan.snapshot, 1.0, 32 << 20, {"stop": 0.2, "state": 0.2, "copy": 0.4, "resume": 0.2})
 
     async def wait(self) -> str:
         """Until it is dead."""
@@ -113,21 +132,33 @@ class FakeVmm:
 
     async def boot(self, plan: MachinePlan) -> FakeMachine:
         """As the real one: after an error nothing is left."""
+        return await self._start(StartVmm(plan.sandbox, plan.generation, plan.accelerator), self._guests)
+
+    async def restore(self, plan: MachinePlan) -> FakeMachine:
+        """A guest that is a copy of the one in the snapshot, standing still."""
+
+        def copy() -> AnyGuest:
+            image = self._host.snapshots[self._host.sandboxes[plan.sandbox].record.snapshot].image
+            return FakeGuest(image) if isinstance(image, FakeGuest) else self._guests()
+
+        return await self._start(StartVmm(plan.sandbox, plan.generation, plan.accelerator, restore=True), copy)
+
+    async def _start(self, op: StartVmm, guests: Callable[[], AnyGuest]) -> FakeMachine:
         try:
-            descriptor = await self._host.start_vmm(StartVmm(plan.sandbox, plan.generation, plan.accelerator))
+            descriptor = await self._host.start_vmm(op)
         except BaseException:
             with suppress(SpaceError):
-                await self._host.kill_vmm(plan.sandbox, plan.generation)
+                await self._host.kill_vmm(op.sandbox, op.generation)
             raise
-        vmm = self._host.vmm(plan.sandbox)
+        vmm = self._host.vmm(op.sandbox)
         assert vmm is not None, "it was started"
         if vmm.guest is None:
-            guest = self._guests()
+            guest = guests()
             vmm.guest = guest
             vmm.on_death.append(guest.kill)
             if isinstance(guest, FakeGuest):
                 _watch(guest, vmm)
-        return FakeMachine(self._host, vmm, (plan.sandbox, plan.generation), descriptor)
+        return FakeMachine(self._host, vmm, (op.sandbox, op.generation), descriptor)
 
     async def adopt(self, sandbox: str, generation: int) -> FakeMachine | None:
         """The machine of an earlier driver."""

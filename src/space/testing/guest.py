@@ -23,9 +23,11 @@ import tarfile
 import time
 import zlib
 
+import msgspec
+
 from space.core.wire import guest
 from space.core.wire.events import GUEST
-from space.model.errors import GuestError, InvalidArgument, NotFound, ProtocolError, Unsupported
+from space.model.errors import Conflict, GuestError, InvalidArgument, NotFound, ProtocolError, Unsupported
 from space.rpc.served import Served
 from space.rpc.stream import Stream
 from space.testing.guestfiles import FakeFiles
@@ -34,13 +36,23 @@ from space.testing.guestprograms import pieces
 
 _PIECE = 64 << 10
 _BOOT_ID = "00000000-0000-4000-8000-000000000000"
+_OWN, _RESTORED, _IMPRINTED = "", "imprinted", "claimed"  # of a session: what is missing before all is answered
+_ALLOWED = {
+    _RESTORED: frozenset({"noop", "metrics", "shutdown", "imprint"}),
+    _IMPRINTED: frozenset({"noop", "metrics", "shutdown", "imprint", "claim", "exec"}),
+}
 
 
 class FakeGuest:
     """One machine's daemon. configured: the last configure. trees: tar streams by path. processes: what runs and what is kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, former: FakeGuest | None = None) -> None:
+        """former: the guest that this one is a restored copy of, with its files and its trees; its processes stay behind."""
         self.configured: guest.Configure | None = None
+        self.imprinted: guest.Imprint | None = None
+        self.claimed: guest.Claim | None = None
+        self._life: int | None = None
+        self._standing = _OWN
         self.trees: dict[bytes, bytes] = {}
         self.processes = Processes()
         self.off = asyncio.Event()
@@ -50,6 +62,9 @@ class FakeGuest:
         self._verbs = {
             "noop": self._noop,
             "configure": self._configure,
+            "prepare_snapshot": self._prepare_snapshot,
+            "imprint": self._imprint,
+            "claim": self._claim,
             "exec": self._exec,
             "attach": self._attach,
             "processes": self._processes,
@@ -63,6 +78,10 @@ class FakeGuest:
             "source": self._source,
             **self.files.verbs,
         }
+        if former is not None:
+            self.configured, self.imprinted, self.claimed, self._life = former.configured, former.imprinted, former.claimed, former._life
+            self.trees = dict(former.trees)
+            self.files.copy_from(former.files)
 
     @property
     def running(self) -> dict[int, list[bytes]]:
@@ -77,7 +96,7 @@ class FakeGuest:
             return
         if self._served is not None:
             self._served.die("the pipes were replaced")
-        self._served = Served(GUEST, self._answer)
+        self._served = Served(GUEST, self._answer, on_begin=self._greeted)
         await self._served.attach((control, bulk))
 
     def kill(self) -> None:
@@ -89,6 +108,8 @@ class FakeGuest:
             self._served.die("the guest was killed")
 
     async def _answer(self, stream: Stream, verb: str, request: bytes) -> None:
+        if self._standing in _ALLOWED and verb not in _ALLOWED[self._standing]:
+            raise Conflict(f"this guest was restored and is not {self._standing} yet: '{verb}' has to wait")
         method = self._verbs.get(verb)
         if method is None:
             raise Unsupported(f"this guest does not know the verb {verb!r}")
@@ -103,7 +124,31 @@ class FakeGuest:
 
     async def _configure(self, stream: Stream, request: bytes) -> None:
         self.configured = guest.decode_request(guest.Configure, request)
-        await stream.send_message(guest.Configured(_BOOT_ID, "fake", self._uptime_ms(), 2 << 30, "0"))
+        self._life, self._standing = self.configured.generation, _OWN
+        await stream.send_message(guest.Configured(self._boot_id(), "fake", self._uptime_ms(), 2 << 30, "0"))
+
+    async def _prepare_snapshot(self, stream: Stream, request: bytes) -> None:
+        guest.decode_request(guest.PrepareSnapshot, request)
+        await stream.send_message(guest.Done())
+
+    async def _imprint(self, stream: Stream, request: bytes) -> None:
+        self.imprinted = guest.decode_request(guest.Imprint, request)
+        if self._standing == _RESTORED:
+            self._standing = _IMPRINTED
+        await stream.send_message(guest.Imprinted(0, 1))
+
+    async def _claim(self, stream: Stream, request: bytes) -> None:
+        self.claimed = claim = guest.decode_request(guest.Claim, request)
+        if self.configured is not None:
+            self.configured = msgspec.structs.replace(self.configured, env=claim.env, generation=claim.generation)
+        self._life, self._standing = claim.generation, _OWN
+        await stream.send_message(guest.Configured(self._boot_id(), "fake", self._uptime_ms(), 2 << 30, "0"))
+
+    def _greeted(self, generation: int) -> None:
+        self._standing = _OWN if self._life in (None, generation) else _RESTORED
+
+    def _boot_id(self) -> str:
+        return self.imprinted.boot_id if self.imprinted is not None else _BOOT_ID
 
     async def _metrics(self, stream: Stream, request: bytes) -> None:
         guest.decode_request(guest.Empty, request)

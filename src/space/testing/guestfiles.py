@@ -116,6 +116,15 @@ class FakeFiles:
                 Path(self._directory.name, name).mkdir(parents=True)
         return Path(self._directory.name, "root")
 
+    def copy_from(self, other: FakeFiles) -> None:
+        """Hold what the other holds now: files, owners, ports that listen."""
+        self.ports = dict(other.ports)
+        shutil.copytree(other.root, self.root, symlinks=True, dirs_exist_ok=True)
+        for theirs in other.root.rglob("*"):
+            owner = other._owners.get(theirs.lstat().st_ino)
+            if owner is not None:
+                self._owners[(self.root / theirs.relative_to(other.root)).lstat().st_ino] = owner
+
     def close(self) -> None:
         """Remove the directory, close the listeners. Idempotent."""
         for server in self._servers.values():

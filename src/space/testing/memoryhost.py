@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 
 from space.config import manifest
 from space.config.artefacts import Store
-from space.model.errors import Conflict, Gone, NotFound, Unavailable
-from space.model.rootd import CreateSandbox, KeepTemplate, RebaseTemplate, SealTemplate, StageTemplate, StartVmm
-from space.rpc.rootd_client import Description, SandboxOnHost, Usage
+from space.model.errors import Conflict, Gone, InvalidArgument, NotFound, Unavailable
+from space.model.rootd import BeginSnapshot, CreateSandbox, KeepTemplate, RebaseTemplate, SealTemplate, StageTemplate, StartVmm
+from space.rpc.rootd_client import Description, SandboxOnHost, SnapshotOnHost, Usage
 
 
 @dataclass(slots=True)
@@ -58,12 +58,23 @@ class _Files:
     vmm: MemoryVmm | None = None
 
 
+@dataclass(slots=True)
+class MemorySnapshot:
+    """A snapshot. image: what the fake driver makes guests of; let_go: called when it is discarded."""
+
+    told: SnapshotOnHost
+    image: object
+    let_go: Callable[[], object]
+
+
 class MemoryHost:
     """One host's root."""
 
     def __init__(self) -> None:
         self.slots: set[int] = set()
         self.sandboxes: dict[str, _Files] = {}
+        self.snapshots: dict[str, MemorySnapshot] = {}
+        self.held: set[str] = set()
         self.calls: list[str] = []
         self.store: Store | None = None  # where templates are, as the node sees them
         self.staged: dict[str, int] = {}
@@ -76,7 +87,15 @@ class MemoryHost:
     def leftovers(self) -> list[str]:
         """Everything that is on this host."""
         living = [f"vmm of {name}" for name, files in self.sandboxes.items() if files.vmm is not None and files.vmm.alive]
-        return [f"slot {slot}" for slot in sorted(self.slots)] + [f"files of {name}" for name in sorted(self.sandboxes)] + living
+        return (
+            [f"slot {slot}" for slot in sorted(self.slots)]
+            + [f"files of {name}" for name in sorted(self.sandboxes)]
+            + living
+            + self._stored()
+        )
+
+    def _stored(self) -> list[str]:
+        return [f"snapshot {name}" for name in sorted(self.snapshots)] + [f"memory of {name}" for name in sorted(self.held)]
 
     def vmm(self, sandbox: str) -> MemoryVmm | None:
         """The VMM of a sandbox, if one was started."""
@@ -113,6 +132,8 @@ class MemoryHost:
         """Conflict with another generation."""
         await self._enter("create_sandbox")
         there = self.sandboxes.get(record.sandbox)
+        if there is None and record.snapshot:
+            self._check_origin(record)
         if there is not None and there.record != record:
             raise Conflict(f"{record.sandbox} is there with another record")
         if there is None:
@@ -127,8 +148,14 @@ class MemoryHost:
             raise NotFound(f"there is no sandbox {record.sandbox}")
         if files.record.slot not in self.slots:
             raise Conflict(f"slot {files.record.slot} of {record.sandbox} is not there")
+        if record.restore and not files.record.snapshot:
+            raise Conflict(f"sandbox {record.sandbox} was not made of a snapshot")
+        if record.restore and self.snapshots[files.record.snapshot].told.shared and files.record.snapshot not in self.held:
+            raise Conflict(f"the memory of snapshot {files.record.snapshot} is not held")
         if files.vmm is None:
             files.vmm = MemoryVmm(record.accelerator)
+            if record.restore:
+                files.vmm.running.clear()
         elif not files.vmm.alive:
             raise Gone(f"the VMM of {record.sandbox} generation {record.generation} was started and has ended")
         vmm = files.vmm
@@ -232,6 +259,75 @@ class MemoryHost:
             return None if self.store is None else self.store.template_by_digest(digest)
         except NotFound:
             return None
+
+    async def begin_snapshot(self, record: BeginSnapshot, image: object, let_go: Callable[[], object]) -> None:
+        """All of it at once. (The real one is a conversation that only the driver has.)"""
+        await self._enter("begin_snapshot")
+        files = self._files(record.sandbox, record.generation)
+        if files is None or files.vmm is None or not files.vmm.alive:
+            raise Gone(f"the VMM of {record.sandbox} does not live")
+        if record.snapshot in self.snapshots:
+            raise Conflict(f"snapshot {record.snapshot} is there already")
+        shape = files.record
+        told = SnapshotOnHost(
+            snapshot=record.snapshot,
+            sandbox=record.sandbox,
+            generation=record.generation,
+            template=shape.template,
+            parent=shape.snapshot,
+            shared=record.shared,
+            durable=record.durable,
+            cpus=shape.cpus,
+            memory_mib=shape.memory_mib,
+            disk_mib=shape.disk_mib,
+            accelerator=files.vmm.accelerator,
+            private_bytes=32 << 20,
+            taken_at=1.0,
+            held=False,
+        )
+        self.snapshots[record.snapshot] = MemorySnapshot(told, image, let_go)
+        await self._leave("begin_snapshot")
+
+    async def list_snapshots(self) -> tuple[SnapshotOnHost, ...]:
+        """All there are."""
+        await self._enter("list_snapshots")
+        return tuple(replace(each.told, held=name in self.held) for name, each in self.snapshots.items())
+
+    async def discard_snapshot(self, snapshot: str) -> None:
+        """Conflict while a sandbox is made of it."""
+        await self._enter("discard_snapshot")
+        for name, files in self.sandboxes.items():
+            if files.record.snapshot == snapshot:
+                raise Conflict(f"sandbox {name} is made of snapshot {snapshot}")
+        self.held.discard(snapshot)
+        if (found := self.snapshots.pop(snapshot, None)) is not None:
+            found.let_go()
+        await self._leave("discard_snapshot")
+
+    async def hold_memory(self, snapshot: str) -> None:
+        """Of a shared one."""
+        await self._enter("hold_memory")
+        if snapshot not in self.snapshots:
+            raise NotFound(f"there is no snapshot {snapshot} on this host")
+        if not self.snapshots[snapshot].told.shared:
+            raise InvalidArgument(f"snapshot {snapshot} is not shared")
+        self.held.add(snapshot)
+        await self._leave("hold_memory")
+
+    async def release_memory(self, snapshot: str) -> None:
+        """Idempotent."""
+        await self._enter("release_memory")
+        self.held.discard(snapshot)
+        await self._leave("release_memory")
+
+    def _check_origin(self, record: CreateSandbox) -> None:
+        if record.snapshot not in self.snapshots:
+            raise NotFound(f"there is no snapshot {record.snapshot} on this host")
+        told = self.snapshots[record.snapshot].told
+        if (told.template, told.memory_mib, told.cpus) != (record.template, record.memory_mib, record.cpus):
+            raise Conflict(f"snapshot {record.snapshot} is of another template or shape")
+        if record.disk_mib < told.disk_mib:
+            raise InvalidArgument(f"disk_mib is at least {told.disk_mib}, not {record.disk_mib}")
 
     def _files(self, sandbox: str, generation: int) -> _Files | None:
         files = self.sandboxes.get(sandbox)

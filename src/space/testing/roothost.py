@@ -137,10 +137,10 @@ class RootHost:
 
         return asyncio.run(run())
 
-    def prepare(self, slot: int = 0, template: str = STAYS, **shape: int) -> CreateSandbox:
+    def prepare(self, slot: int = 0, template: str = STAYS, snapshot: str = "", **shape: int) -> CreateSandbox:
         """A slot and a sandbox in it, not started."""
         fields = {"disk_mib": 16, "memory_mib": 64, "cpus": 1} | shape
-        request = CreateSandbox(new_sandbox_id(), 1, slot, template, **fields)
+        request = CreateSandbox(new_sandbox_id(), 1, slot, template, fields["disk_mib"], fields["memory_mib"], fields["cpus"], snapshot)
 
         async def work(client: RootdClient) -> None:
             await client.create_slot(slot)

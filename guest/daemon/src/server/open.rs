@@ -1,20 +1,21 @@
 //! What an OPEN asks for: the verbs by name, and those that need no files of the guest's. (The others are in `verbs`.)
 
-use space_protocol::messages::{Attach, Configure, Empty, Exec, Process, Source, Variable, decode};
+use space_protocol::messages::{Attach, Claim, Configure, Empty, Exec, Imprint, Process, Source, Variable, decode};
 use space_protocol::{Failure, Message};
 
-use super::{Core, now};
+use super::{Core, Standing, now};
 use crate::calibrate::Calibration;
 use crate::child::{self, Needs};
 use crate::job::{Purpose, Way};
 use crate::shutdown::Shutdown;
-use crate::{configure, exec, files, metrics, process, watch};
+use crate::{configure, exec, files, imprint, metrics, process, watch};
 
 impl Core {
     pub(super) fn open(&mut self, stream: u32, verb: &str, request: &[u8]) -> Result<(), Failure> {
         if self.shutdown.is_some() {
             return Err(Failure::new("gone", "the sandbox is shutting down"));
         }
+        self.permit(verb)?;
         match verb {
             "noop" => decode::<Empty>(request).map(|request| self.answer(stream, &Message::Done(request))),
             "metrics" => {
@@ -37,6 +38,9 @@ impl Core {
                 Ok(())
             }
             "configure" => self.configure(stream, &decode(request)?),
+            "prepare_snapshot" => self.in_child(stream, &decode(request)?, imprint::prepare),
+            "imprint" => self.imprint(stream, &decode(request)?),
+            "claim" => self.claim(stream, &decode(request)?),
             "exec" => self.exec(stream, &decode(request)?),
             "attach" => {
                 let Attach { process, stdout, stderr } = decode(request)?;
@@ -86,11 +90,59 @@ impl Core {
         let needs = Needs { inlet: false, outlets: [false; 2] };
         let extra = configure::needs(&self.held);
         let child = child::spawn(&self.held, &mut self.workloads, needs, &extra, || configure::run(request))?;
-        self.start(stream, Purpose::Configure(request.env.clone()), Way::Pipes, child).map(drop)
+        self.start(stream, Purpose::Configure(request.env.clone(), request.generation), Way::Pipes, child).map(drop)
+    }
+
+    fn claim(&mut self, stream: u32, request: &Claim) -> Result<(), Failure> {
+        configure::check_claim(request)?;
+        self.configured()?;
+        if let Some(done) = configure::claim_at_once(request, &self.held, self.filled) {
+            let message = done?;
+            self.become_own(request.env.clone(), request.generation);
+            self.answer(stream, &message);
+            return Ok(());
+        }
+        let needs = Needs { inlet: false, outlets: [false; 2] };
+        let extra = configure::needs(&self.held);
+        let child = child::spawn(&self.held, &mut self.workloads, needs, &extra, || configure::claim(request))?;
+        self.start(stream, Purpose::Configure(request.env.clone(), request.generation), Way::Pipes, child).map(drop)
+    }
+
+    fn imprint(&mut self, stream: u32, request: &Imprint) -> Result<(), Failure> {
+        imprint::check(request)?;
+        let needs = Needs { inlet: false, outlets: [false; 2] };
+        let extra = imprint::needs(&self.held);
+        let child = child::spawn(&self.held, &mut self.workloads, needs, &extra, || imprint::run(request))?;
+        self.start(stream, Purpose::Imprint, Way::Pipes, child).map(drop)
+    }
+
+    pub(super) fn become_own(&mut self, env: Vec<Variable>, life: u64) {
+        (self.env, self.life, self.standing) = (Some(env), Some(life), Standing::Own);
+        self.filled = configure::disk_size(&self.held);
+    }
+
+    /// A restored guest does nothing for its host before it is somebody of its own.
+    fn permit(&self, verb: &str) -> Result<(), Failure> {
+        let allowed = match self.standing {
+            Standing::Own => true,
+            Standing::Restored => matches!(verb, "noop" | "metrics" | "shutdown" | "imprint"),
+            Standing::Imprinted => matches!(verb, "noop" | "metrics" | "shutdown" | "imprint" | "claim" | "exec"),
+        };
+        if allowed {
+            return Ok(());
+        }
+        let missing = if self.standing == Standing::Restored { "imprinted" } else { "claimed" };
+        Err(Failure::new(
+            "conflict",
+            format!("this guest was restored and is not {missing} yet: '{}' has to wait", exec::shown(verb.as_bytes())),
+        ))
     }
 
     fn exec(&mut self, stream: u32, request: &Exec) -> Result<(), Failure> {
         exec::check(request)?;
+        if self.standing == Standing::Imprinted && request.keep.is_some() {
+            return Err(Failure::new("conflict", "this guest was restored and is not claimed yet: nothing is kept in it"));
+        }
         request.keep.as_deref().map_or(Ok(()), |name| self.processes.admit(name))?;
         let base = self.configured()?;
         let body = || exec::run(request, &base);

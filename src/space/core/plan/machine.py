@@ -1,13 +1,17 @@
 """The plan of one VMM: QEMU's command line, the guest kernel's, and the limits of the process around it. Pure.
 
 Everything that QEMU uses comes by descriptor, except the kernel and the initramfs: its ELF loader opens a plain path (no
-`/dev/fdset`), and there is no /proc in the jail for `/proc/self/fd`. These two are bound into the jail, read-only.
+`/dev/fdset`), and there is no /proc in the jail for `/proc/self/fd`. These two are bound into the jail, read-only. Memory that is
+a file goes by path as well: for it the jail has the one directory of /proc that shows the VMM its own descriptors.
+
+A machine that goes on from a snapshot has no kernel and no initramfs (only a boot reads them), memory that is a private mapping of
+a file, and stands still once it has loaded its state.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from space.core.plan.ruleset import GUEST_MAC
@@ -16,6 +20,8 @@ BINARY: Final = "/usr/bin/qemu-system-x86_64"
 FIRMWARE: Final = "/usr/share/qemu"
 KERNEL: Final = "/tmp/kernel"  # noqa: S108 (the jail's own /tmp, a read-only tmpfs that holds these two)
 INITRAMFS: Final = "/tmp/initramfs"  # noqa: S108
+
+DESCRIPTORS: Final = "/tmp/fd"  # noqa: S108 (the VMM's own descriptors, as names)
 
 TRANSLATION_MIB: Final = 32  # QEMU's default is 1 GiB outside of the guest's memory; at 32 a boot was measured no slower
 # What QEMU needs beside guest memory and translation buffer. Measured after booting the base template with 256 MiB, 1 GiB and
@@ -51,16 +57,19 @@ class Descriptors:
     serial: int
     disk: int
     tap: int
+    memory: int = -1
+    state: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One microVM. accelerator: `tcg` or `kvm`. tsc_khz: the host's, for emulation."""
+    """One microVM. accelerator: `tcg` or `kvm`. tsc_khz: the host's, for emulation. restore: go on from a state, do not boot."""
 
     cpus: int
     memory_mib: int
     accelerator: str
     tsc_khz: int
+    restore: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,24 +111,17 @@ def kernel_arguments(machine: Machine) -> str:
 
 def qemu_argv(machine: Machine, fds: Descriptors) -> list[str]:
     """QEMU's command line; ValueError for an accelerator that is neither tcg nor kvm."""
-    if machine.accelerator == "tcg":
-        accelerator = ["-accel", f"tcg,thread=multi,tb-size={TRANSLATION_MIB}", "-cpu", "max"]
-    elif machine.accelerator == "kvm":
-        accelerator = ["-accel", "kvm", "-cpu", "host"]
-    else:
-        raise ValueError(f"no such accelerator: {machine.accelerator!r}")
     return [
         BINARY,
         *("-L", FIRMWARE),
         *("-nodefaults", "-no-user-config", "-no-reboot"),
         *("-display", "none"),
         # ACPI stays on: Debian's kernel is built without virtio devices on its command line, it finds them by ACPI only
-        *("-M", "microvm,rtc=on"),
-        *accelerator,
+        *("-M", "microvm,rtc=on,memory-backend=ram" if machine.restore else "microvm,rtc=on"),
+        *_accelerator(machine.accelerator),
         *("-m", f"{machine.memory_mib}M"),
         *("-smp", str(machine.cpus)),
-        *("-kernel", KERNEL, "-initrd", INITRAMFS),
-        *("-append", kernel_arguments(machine)),
+        *(_origin(machine, fds) if machine.restore else ("-kernel", KERNEL, "-initrd", INITRAMFS, "-append", kernel_arguments(machine))),
         *("-chardev", _listener("qmp", fds.qmp), "-mon", "chardev=qmp,mode=control"),
         *("-chardev", _listener("serial", fds.serial), "-serial", "chardev:serial"),
         *("-device", "virtio-serial-device,max_ports=3"),  # port 0 is the console's
@@ -137,6 +139,37 @@ def qemu_argv(machine: Machine, fds: Descriptors) -> list[str]:
         *("-device", "virtio-rng-device"),
         *("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"),
     ]
+
+
+def cpu(accelerator: str) -> str:
+    """QEMU's name of the processor that a guest sees; ValueError for an accelerator that is neither tcg nor kvm."""
+    if accelerator not in ("tcg", "kvm"):
+        raise ValueError(f"no such accelerator: {accelerator!r}")
+    return "max" if accelerator == "tcg" else "host"
+
+
+def devices(machine: Machine) -> list[str]:
+    """The command line as far as it makes devices: what must be the same where a state is saved and where it is loaded."""
+    plain = replace(machine, tsc_khz=0, restore=False)
+    return qemu_argv(plain, Descriptors(0, 0, 0, 0, 0, 0))
+
+
+def _accelerator(name: str) -> tuple[str, ...]:
+    words = f"tcg,thread=multi,tb-size={TRANSLATION_MIB}" if name == "tcg" else name
+    return ("-accel", words, "-cpu", cpu(name))
+
+
+def _origin(machine: Machine, fds: Descriptors) -> tuple[str, ...]:
+    """Memory from a file, of which what the guest writes stays the VMM's own; devices and processors from a state; then stand still.
+
+    `xen-save-devices-state`, which is what saves it, writes no configuration section. The event says when all is loaded.
+    """
+    memory = f"memory-backend-file,id=ram,size={machine.memory_mib}M,mem-path={DESCRIPTORS}/{fds.memory},share=off"
+    return (
+        *("-object", memory),
+        *("-global", "migration.send-configuration=off", "-global", "migration.x-events=on"),
+        *("-incoming", f"fd:{fds.state}", "-S"),
+    )
 
 
 def _disk_limits() -> str:

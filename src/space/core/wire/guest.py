@@ -5,6 +5,7 @@ Answers come from a guest and are hostile: `decode` refuses unknown, missing and
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, TypeVar, get_args
 
 import msgspec
@@ -52,6 +53,30 @@ class Configure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hostname: str
     env: list[Pair]
     generation: U64
+
+
+class PrepareSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The machine will be stopped and copied: bring what was written to the disk. drop_caches: also give up what can be read again."""
+
+    drop_caches: bool
+
+
+class Imprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Make a restored machine another one than those of the same snapshot. machine_id: 32 hex digits. boot_id: a UUID."""
+
+    entropy: Annotated[bytes, Meta(min_length=32, max_length=512)]
+    hostname: str
+    machine_id: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+    boot_id: Annotated[str, Meta(pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
+
+
+class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Give an imprinted machine to a sandbox: its clock, its life (`life`), its environment. resolv: the text of /etc/resolv.conf."""
+
+    realtime_ns: U64
+    generation: U64
+    env: list[Pair]
+    resolv: Annotated[bytes, Meta(max_length=4096)] | None
 
 
 class Window(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,6 +141,13 @@ class Configured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fi
     uptime_ms: U64
     disk_bytes: U64
     version: Word
+
+
+class Imprinted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t", tag="imprinted"):
+    """It is another machine now. hooks: how many of /etc/space/restore.d were run. wall_ms: how long all of it took."""
+
+    hooks: U16
+    wall_ms: U64
 
 
 class Started(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t", tag="started"):
@@ -199,16 +231,19 @@ class StdinClosed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
 
 
 Request = (
-    Empty | Configure | Exec | Attach | Process | Tree | Source
+    Empty | Configure | PrepareSnapshot | Imprint | Claim | Exec | Attach | Process | Tree | Source
     | FileStat | FileList | FileRead | FileWrite | FileMkdir | FileMove | FileRemove | FileChmod | FileChown | FileSymlink | Watch | Connect
 )  # fmt: skip
 Message = (
-    Done | Configured | Started | Exited | TreeDone | Metrics | Processes | Eof | Resize | Signal | StdinClosed
+    Done | Configured | Imprinted | Started | Exited | TreeDone | Metrics | Processes | Eof | Resize | Signal | StdinClosed
     | FileAnswer | Files | Listed | Content | Watching | Changes | Overflow | Connected
 )  # fmt: skip
 REQUESTS: dict[str, type[msgspec.Struct]] = {
     "noop": Empty,
     "configure": Configure,
+    "prepare_snapshot": PrepareSnapshot,
+    "imprint": Imprint,
+    "claim": Claim,
     "exec": Exec,
     "tree_put": Tree,
     "tree_get": Tree,
@@ -243,6 +278,13 @@ _FIELDS: dict[type, int] = {
     **{kind: len(kind.__struct_fields__) + 1 for kind in get_args(Message)},
     **{kind: len(kind.__struct_fields__) for kind in get_args(Request)},
 }
+
+
+def life(sandbox: str, generation: int) -> int:
+    """The number of one life of a sandbox, with which its sessions begin. No two sandboxes share one: a daemon that was restored must
+    see that its life is another now, also where both are somebody's first.
+    """
+    return int.from_bytes(hashlib.sha256(f"{sandbox} {generation}".encode()).digest()[:8], "little")
 
 
 def decode(payload: bytes) -> Message:

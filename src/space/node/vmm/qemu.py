@@ -16,12 +16,13 @@ from space.config.instance import Instance
 from space.model.errors import DeadlineExceeded, SandboxDied, SpaceError
 from space.model.rootd import SandboxOp, StartVmm
 from space.node import limits
-from space.node.ops import Rootd
+from space.node.ops import SnapshotRootd
 from space.node.pidfd import Pidfd
 from space.node.shield import to_the_end
+from space.node.vmm import snapshot
 from space.node.vmm.console import Console, last_lines
 from space.node.vmm.qmp import Qmp
-from space.node.vmm.seam import MachinePlan, Pipe
+from space.node.vmm.seam import MachinePlan, Pipe, SnapshotPlan, Taken
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ _PIPE_BUFFER = 1 << 20
 class QemuMachine:
     """One QEMU process. Make it with `QemuVmm`."""
 
-    def __init__(self, rootd: Rootd, op: SandboxOp, pidfd: Pidfd, directory: Path) -> None:
+    def __init__(self, rootd: SnapshotRootd, op: SandboxOp, pidfd: Pidfd, directory: Path) -> None:
         self._rootd = rootd
         self._op = op
         self._pidfd = pidfd
@@ -72,6 +73,17 @@ class QemuMachine:
     async def resume(self) -> None:
         """Let them run (QMP `cont` is idempotent)."""
         await self._monitor().execute("cont")
+
+    async def snapshot(self, plan: SnapshotPlan) -> Taken:
+        """Take one; `vmm.snapshot` conducts it."""
+        return await snapshot.take(self._monitor(), self._rootd, self._op, plan)
+
+    async def until_loaded(self) -> None:
+        """Until the state that it goes on from is loaded. SandboxDied, with what it said last, when it could not be."""
+        try:
+            await self._monitor().until_loaded()
+        except SandboxDied as error:
+            raise SandboxDied(f"the VMM of {self._op.sandbox} could not load its state", hint="rootd's log has what it said") from error
 
     async def wait(self) -> str:
         """Until QEMU is gone, and why."""
@@ -167,21 +179,30 @@ class QemuMachine:
 class QemuVmm:
     """The driver. `rootd` starts and kills; `instance` says where the sockets are."""
 
-    def __init__(self, rootd: Rootd, instance: Instance) -> None:
+    def __init__(self, rootd: SnapshotRootd, instance: Instance) -> None:
         self._rootd = rootd
         self._instance = instance
 
     async def boot(self, plan: MachinePlan) -> QemuMachine:
         """Start QEMU. After an exception or a cancellation nothing of it is left."""
+        return await self._start(plan, restore=False)
+
+    async def restore(self, plan: MachinePlan) -> QemuMachine:
+        """Start QEMU with the memory and state of the sandbox's snapshot; it stands still."""
+        return await self._start(plan, restore=True)
+
+    async def _start(self, plan: MachinePlan, *, restore: bool) -> QemuMachine:
         op = SandboxOp(plan.sandbox, plan.generation)
         try:
-            descriptor = await self._rootd.start_vmm(StartVmm(plan.sandbox, plan.generation, plan.accelerator))
+            descriptor = await self._rootd.start_vmm(StartVmm(plan.sandbox, plan.generation, plan.accelerator, restore))
             machine = QemuMachine(self._rootd, op, Pidfd(descriptor), self._instance.vm_run(plan.sandbox))
         except BaseException:
             await self._no_rest(op)
             raise
         try:
             await machine.attach()
+            if restore:
+                await machine.until_loaded()
         except BaseException:
             await to_the_end(self._end(machine), f"end the VMM of {plan.sandbox}")
             raise

@@ -8,6 +8,7 @@ violation ends the connection: `Qmp.execute` raises ProtocolError then, and the 
 
 from __future__ import annotations
 
+import array
 import asyncio
 import json
 import socket
@@ -27,13 +28,15 @@ _EVENTS_KEPT = 16
 class Qmp:
     """One connection. Make it with `open`."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, link: socket.socket) -> None:
+        self._link = link
         self._reader = reader
         self._writer = writer
         self._turn = asyncio.Lock()
         self._number = 0
         self._waiting: tuple[int, asyncio.Future[Any]] | None = None
         self._greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loaded: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._broken: ProtocolError | SandboxDied | None = None
         self.events: deque[dict[str, Any]] = deque(maxlen=_EVENTS_KEPT)
         self._task = asyncio.create_task(self._read(), name="qmp")
@@ -41,8 +44,13 @@ class Qmp:
     @classmethod
     async def open(cls, link: socket.socket) -> Qmp:
         """Take over a connected socket; returns when commands may be sent. DeadlineExceeded, ProtocolError, SandboxDied."""
-        reader, writer = await asyncio.open_unix_connection(sock=link, limit=limits.QMP_LINE)
-        qmp = cls(reader, writer)
+        second = link.dup()  # descriptors go over it, which a transport does not send
+        try:
+            reader, writer = await asyncio.open_unix_connection(sock=link, limit=limits.QMP_LINE)
+        except BaseException:
+            second.close()
+            raise
+        qmp = cls(reader, writer, second)
         try:
             try:
                 async with asyncio.timeout(limits.QMP):
@@ -57,6 +65,26 @@ class Qmp:
 
     async def execute(self, command: str, **arguments: Any) -> Any:
         """The command's `return`. DeadlineExceeded after `limits.QMP`, ProtocolError when QEMU refuses, SandboxDied when it is gone."""
+        return await self._execute(command, arguments, None, limits.QMP)
+
+    async def send(self, command: str, descriptor: int, **arguments: Any) -> Any:
+        """`execute` with a descriptor, of which QEMU gets a duplicate."""
+        return await self._execute(command, arguments, descriptor, limits.QMP)
+
+    async def until_loaded(self) -> None:
+        """Until an incoming state has been loaded. SandboxDied when it could not be, DeadlineExceeded after `limits.LOAD`."""
+        try:
+            async with asyncio.timeout(limits.LOAD):
+                status = await self.execute("query-status")
+                if isinstance(status, dict) and status.get("status") != "inmigrate":
+                    return
+                if await asyncio.shield(self._loaded):
+                    return
+        except TimeoutError:
+            raise DeadlineExceeded(f"the VMM did not load its state within {limits.LOAD:.0f} s") from None
+        raise SandboxDied("the VMM could not load its state")
+
+    async def _execute(self, command: str, arguments: dict[str, Any], descriptor: int | None, seconds: float) -> Any:
         async with self._turn:
             if self._broken is not None:
                 raise self._broken
@@ -67,13 +95,26 @@ class Qmp:
             if arguments:
                 request["arguments"] = arguments
             try:
-                self._writer.write(json.dumps(request).encode() + b"\n")
-                async with asyncio.timeout(limits.QMP):
+                self._say(json.dumps(request).encode() + b"\n", descriptor)
+                async with asyncio.timeout(seconds):
                     return await future
             except TimeoutError:
-                raise DeadlineExceeded(f"the VMM did not answer {command} within {limits.QMP:.0f} s") from None
+                raise DeadlineExceeded(f"the VMM did not answer {command} within {seconds:.0f} s") from None
             finally:
                 self._waiting = None
+
+    def _say(self, line: bytes, descriptor: int | None) -> None:
+        if descriptor is None:
+            self._writer.write(line)
+            return
+        # Every command before was answered, so nothing waits in the transport, and a line finds room.
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+        try:
+            sent = self._link.sendmsg([line], rights, socket.MSG_NOSIGNAL)
+        except OSError as error:
+            raise SandboxDied(f"the VMM's monitor broke: {error.strerror}") from error
+        if sent != len(line):
+            raise ProtocolError("the VMM's monitor does not take a line")
 
     async def drained(self, seconds: float) -> None:
         """After the VMM's end: until its last events have been read, at most so long."""
@@ -83,6 +124,7 @@ class Qmp:
         """Hang up; idempotent."""
         self._task.cancel()
         await asyncio.wait({self._task})
+        self._link.close()
         self._writer.close()
         with suppress(OSError):
             await self._writer.wait_closed()
@@ -111,7 +153,7 @@ class Qmp:
     def _break(self, error: ProtocolError | SandboxDied) -> None:
         self._broken = error
         self._writer.close()
-        for future in (self._greeted, self._waiting[1] if self._waiting else None):
+        for future in (self._greeted, self._loaded, self._waiting[1] if self._waiting else None):
             if future is not None and not future.done():
                 future.set_exception(error)
                 future.exception()  # nobody may be waiting
@@ -127,7 +169,12 @@ class Qmp:
             if not self._greeted.done():
                 self._greeted.set_result(None)
         elif "event" in message:
-            if message["event"] in _EVENTS:
+            if message["event"] == "MIGRATION":
+                data = message.get("data")
+                status = data.get("status") if isinstance(data, dict) else None
+                if status in ("completed", "failed") and not self._loaded.done():
+                    self._loaded.set_result(status == "completed")
+            elif message["event"] in _EVENTS:
                 self.events.append(message if len(line) < 2048 else {"event": message["event"]})
         elif self._waiting is not None and message.get("id") == self._waiting[0]:
             future = self._waiting[1]

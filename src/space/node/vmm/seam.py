@@ -21,6 +21,34 @@ class MachinePlan:
     accelerator: str
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotPlan:
+    """What to make of a machine's present instant.
+
+    shared: a template's, of which many clones map one memory; otherwise each machine that is made of it gets a memory of its own. durable:
+    on stable storage, with digests, before `snapshot` returns. resume: let the machine run on as soon as all is copied; without it the
+    machine stands still afterwards (suspend: it is killed next, and a crash in between leaves machine and snapshot).
+    """
+
+    snapshot: str
+    shared: bool = False
+    durable: bool = False
+    resume: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A snapshot that is there. stopped_ms: how long the vCPUs stood still for it (until all was copied). private_bytes: memory that was
+    copied beyond what the machine shares with the snapshot that it was made of. stages_ms: ready, stop, state, copy (of it memory and
+    disk), resume, done.
+    """
+
+    snapshot: str
+    stopped_ms: float
+    private_bytes: int
+    stages_ms: dict[str, float]
+
+
 # One byte pipe to the guest: a connected stream socket, non-blocking. Whoever gets it owns it; rpc.Session.open_guest takes it over.
 # (A socket and not a reader with a writer: measured in one process, asyncio's streams move 0.3 GB/s, a Protocol on the socket 1.7 GB/s.)
 Pipe = socket.socket
@@ -37,6 +65,12 @@ class Machine(Protocol):
 
     async def resume(self) -> None:
         """Let the vCPUs run; idempotent."""
+
+    async def snapshot(self, plan: SnapshotPlan) -> Taken:
+        """Take memory, device state and disk in one window in which nothing runs. Running or paused before, and so after it.
+
+        Ask the guest first (`prepare_snapshot`). After an error or a cancellation there is no snapshot, and a machine that ran runs again.
+        """
 
     async def wait(self) -> str:
         """Until the VMM is gone; why, as far as known (one sentence). Any number of callers."""
@@ -56,6 +90,14 @@ class Vmm(Protocol):
 
     async def boot(self, plan: MachinePlan) -> Machine:
         """Start a VMM. After an exception or a cancellation nothing of it is left."""
+
+    async def restore(self, plan: MachinePlan) -> Machine:
+        """A machine that goes on from the snapshot of which the sandbox was made (`CreateSandbox.snapshot`). It stands still (dormant: it
+        uses no CPU) until `resume`; then connect with a generation that the guest does not know, `imprint` and `claim`.
+
+        Conflict, with the reason, when the snapshot was taken of another machine than this one. After an exception or a cancellation
+        nothing of it is left.
+        """
 
     async def adopt(self, sandbox: str, generation: int) -> Machine | None:
         """The machine that an earlier node started, if it lives."""
