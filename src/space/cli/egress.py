@@ -10,6 +10,7 @@ import typer
 
 from space.cli.completion import SandboxArgument, asks
 from space.cli.context import examples, note, of, print_json, print_table, span
+from space.cli.egress_log import add_commands
 
 if TYPE_CHECKING:
     from space.sdk import Ask
@@ -23,6 +24,7 @@ def add_to(app: typer.Typer) -> None:
     group.command("asks", epilog=examples("space egress asks sb-..."))(list_asks)
     group.command("allow", epilog=examples("space egress allow sb-... ask-1"))(allow)
     group.command("deny", epilog=examples("space egress deny sb-... ask-1"))(deny)
+    add_commands(group)
     app.add_typer(group, name="egress")
 
 

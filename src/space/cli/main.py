@@ -93,8 +93,8 @@ _MODULES: dict[str, dict[str, str]] = {
     "tenants": {
         "quota": "Show and set what a tenant may have",
         "webhooks": "Have events delivered to an address",
-        "audit": "Tell who did what, and when",
     },
+    "audit": {"audit": "Tell who did what and when; verify what was recorded"},
     "config": {"config": "Show and set which server is talked to"},
     "server": {
         "serve": "Run a server on this machine",

@@ -30,7 +30,6 @@ def add_to(app: typer.Typer) -> None:
     webhooks.command("create", epilog=examples("space webhooks create https://hooks.example.com/space --kind deleted"))(create_webhook)
     webhooks.command("delete", epilog=examples("space webhooks delete wh-..."))(delete_webhook)
     app.add_typer(webhooks, name="webhooks")
-    app.command("audit", epilog=examples("space audit --after 5000", "space audit --tenant acme --json"))(audit)
 
 
 # -- quotas ----------------------------------------------------------------------------------------------------------------
@@ -145,26 +144,3 @@ def delete_webhook(
         client.delete_webhook(webhook)
     if of(context).json:
         print_json({"deleted": webhook})
-
-
-# -- audit -----------------------------------------------------------------------------------------------------------------
-
-
-def audit(
-    context: typer.Context,
-    after: Annotated[int | None, typer.Option(metavar="ID", min=0, help="Begin behind this record.")] = None,
-    tenant: Annotated[str | None, typer.Option(metavar="TENANT", help="Only of this one (with an admin's key).")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="So many at most.")] = None,
-) -> None:
-    """Tell who did what and when, the oldest first. With a tenant's key: what was done with its own keys. JSON: a line for each."""
-    left = limit
-    with of(context).client() as client:
-        for record in client.audit(after, tenant=tenant):
-            if of(context).json:
-                print_json(record)
-            else:
-                what = f"{record.route} {record.sandbox or ''}".strip()
-                emit(printable(f"{when(record.at)}  {record.id}  {record.tenant}  {record.key_id}  {record.peer}  {record.status}  {what}"))
-            left = None if left is None else left - 1
-            if left == 0:
-                return

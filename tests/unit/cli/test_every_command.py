@@ -30,7 +30,7 @@ def commands() -> dict[str, Any]:
         for name, each in group.commands.items():
             if hasattr(each, "commands"):
                 walk(each, [*words, name])
-            else:
+            if not getattr(each, "commands", None) or each.invoke_without_command:
                 found[" ".join([*words, name])] = each
 
     walk(typer.main.get_command(program.app), [])
@@ -42,6 +42,7 @@ COMMANDS = commands()
 NO_JSON = {"shell": "a terminal", "attach": "a terminal", "completion": "a script"}
 ELSEWHERE = {"serve", "setup", "doctor", "clean", "bench", "config server", "backup", "restore"}
 ELSEWHERE |= {"policy check", "policy explain", "policy diff", "policy test", "policy discover"}
+ELSEWHERE |= {"audit verify", "audit export", "audit key"}
 # The words behind the command: S is a sandbox, P one of its processes, W a webhook. Streams end by themselves here.
 ASKED = {
     "run": "-- echo hi",
@@ -79,6 +80,9 @@ ASKED = {
     "webhooks list": "",
     "webhooks create": "https://hooks.example.com/",
     "webhooks delete": "W",
+    "egress log": "S",
+    "egress counters": "S",
+    "egress draft": "S",
     "audit": "",
     "egress asks": "S",
     "egress allow": "S A",
@@ -94,7 +98,7 @@ ASKED = {
     "version": "",
     "help": "exit-codes",
 }
-FOLLOWING = {"watch", "forward"}  # until Ctrl-C: asked as processes, in test_terminals.py
+FOLLOWING = {"watch", "forward", "egress watch"}  # until Ctrl-C: asked as processes, in test_terminals.py
 
 
 @pytest.fixture
@@ -151,6 +155,7 @@ def test_every_command_answers_with_json(
     (tmp_path / "local").write_text("x")
     (tmp_path / "policy.toml").write_text("version = 1\n")
     client.set_policy("stored", {"version": 1})
+    server.egress.log.add(sandbox.id, name="a.example.com", port=443, method="GET", path="/", status=403, reason="name_not_allowed")
     more = {"A": server.egress.ask(sandbox.id), "POLICY": str(tmp_path / "policy.toml")}
     monkeypatch.setattr("os.read", lambda *_: b"")
     names = {
