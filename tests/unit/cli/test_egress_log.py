@@ -270,4 +270,3 @@ def test_the_servers_own_records_are_verified_against_what_its_broker_remembers(
     (keeper.data / "dialer.head").unlink()
     assert space("audit", "verify")[0] == 1
     broker.stop()
-

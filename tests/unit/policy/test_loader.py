@@ -191,3 +191,9 @@ ANY = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictio
 def test_any_data_is_a_policy_or_refused(data: dict[str, Any]) -> None:
     with suppress(PolicyRefused):
         Layer(load(data | {"version": 1}).policy)
+
+
+def test_a_key_without_a_name_has_a_place_too() -> None:
+    with pytest.raises(PolicyRefused) as refused:
+        load({"version": 1, "": 1, ".open": 2})
+    assert [note.path for note in refused.value.notes] == ['""', ".open"]

@@ -305,7 +305,7 @@ class _Loader:
     def _known(self, row: Mapping[str, Any], known: frozenset[str], path: str) -> None:
         for key in row:
             if key not in known:
-                self._wrong(f"{path}.{key}".lstrip("."), "unknown", "known: " + ", ".join(sorted(known)))
+                self._wrong((f"{path}.{key}" if path else key) or '""', "unknown", "known: " + ", ".join(sorted(known)))
 
     def _list(self, row: Mapping[str, Any], key: str, path: str) -> list[Any]:
         value = row.get(key, [])
