@@ -152,6 +152,7 @@ class Served:
         self._start = start
         self._tasks: set[asyncio.Task[None]] = set()
         self._last = time.monotonic()
+        self._tidied = self._last
         self._listener = socket.socket(fileno=start.listener)
         self._dns_tcp: TcpServer | None = None
         self.outside = Outside(start.sandbox, socket.socket(fileno=start.zygote), start.roots, self._changed)
@@ -199,6 +200,10 @@ class Served:
         """Whether it is time to end. Nothing is accepted between this look and the end: what comes waits in the kernel."""
         if len(self.worker) or self._tasks or (self._dns_tcp is not None and len(self._dns_tcp)):
             self.noticed()
+        elif self._last != self._tidied:
+            self._tidied = self._last
+            gc.collect()
+            syscalls.trim_heap()  # what connections have used is not kept for the next ones
         if time.monotonic() - self._last < IDLE_SECONDS:
             self._loop.call_later(IDLE_SECONDS / 6, self._look)
             return

@@ -145,6 +145,12 @@ def mlockall(flags: int) -> None:
     _checked(_libc.mlockall(ctypes.c_int(flags)), f"mlockall {flags}")
 
 
+def trim_heap() -> None:
+    """Give the C library's free memory back to the kernel."""
+    if hasattr(_libc, "malloc_trim"):
+        _libc.malloc_trim(ctypes.c_size_t(0))
+
+
 def drop_capabilities() -> None:
     """Empty the effective, permitted and inheritable sets of this thread."""
     header, sets = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24)

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
@@ -152,10 +152,11 @@ class GatewayLab:
             await self.dialer.bind(theirs, place.sandbox, place.generation, "" if bound is None else bound.digest, place.policies)
         return ours
 
-    async def bind(self, place: Place) -> None:
-        """To the zygote that is there now."""
-        listeners = await self.rootd.create_edge(place.slot, SYNTHETIC, literal=False)
-        cgroups = await self.rootd.worker_cgroup(place.slot)
+    async def bind(self, place: Place, edge_of: Place | None = None) -> None:
+        """To the zygote that is there now. edge_of: whose listeners and cgroup it gets, in the place of its own."""
+        slot = (edge_of or place).slot
+        listeners = await self.rootd.create_edge(slot, SYNTHETIC, literal=False)
+        cgroups = await self.rootd.worker_cgroup(slot)
         whats: tuple[api.What, ...] = ("signer", "audit", "dialer")
         sockets = [await self.channel(place, what) for what in whats]
         signer, audit, dialer = (one.fileno() for one in sockets)
@@ -185,15 +186,27 @@ class GatewayLab:
         finally:
             os.close(memfd)
 
-    async def upstream(self, *names: str, port: int = 0) -> int:
-        """A TLS server for these names; its port, at which the dialer finds it."""
+    async def upstream(self, *names: str) -> int:
+        """A TLS server for these names, with a certificate for each; its port, at which the dialer finds it."""
         upstream = Upstream()
-        port = await upstream.start(server_context(self.signer.make(names[0]), self.directory))
+        contexts = {name: server_context(self.signer.make(name), self.directory) for name in names}
+
+        def named(sock: ssl.SSLObject, name: str, _: ssl.SSLContext) -> None:
+            sock.context = contexts[name]
+
+        contexts[names[0]].sni_callback = named
+        port = await upstream.start(contexts[names[0]])
         self.stack.callback(upstream.close)
         for name in names:
             self.upstreams[name] = upstream
             self.dialer.places[name, port] = ("127.0.0.1", port)
         return port
+
+    async def until(self, what: Callable[[], object], seconds: float = 10.0) -> None:
+        """It is so."""
+        async with asyncio.timeout(seconds):
+            while not what():  # noqa: ASYNC110 - what is waited for happens in other processes
+                await asyncio.sleep(0.005)
 
     def pid(self, place: Place) -> int:
         """Of its worker, as events tell; 0 when there is none."""
