@@ -15,8 +15,10 @@ from space.core.wire import guest
 from space.model.errors import SandboxDied, SpaceError
 from space.model.ids import new_sandbox_id
 from space.model.rootd import CreateSandbox, SandboxOp
+from space.node.egress import Egress
 from space.node.ledger import Ledger
 from space.node.ops import Rootd
+from space.node.policies import Policies
 from space.node.release import Releases
 from space.node.vmm.qemu import QemuVmm
 from space.node.vmm.seam import Machine, MachinePlan, Vmm
@@ -25,8 +27,11 @@ from space.rpc.session import Session
 from space.testing.bareinstance import bare_instance
 from space.testing.fakevmm import FakeVmm
 from space.testing.memoryhost import MemoryHost
+from space.testing.memoryservices import MemoryServices
 
 BOOT = 90.0
+
+SYNTHETIC = "198.18.0.0/15"
 
 
 class Subject:
@@ -39,7 +44,8 @@ class Subject:
         self._template = template
         self._disk_mib = disk_mib
         self._ledger = Ledger(ledger)
-        self.releases = Releases(rootd, self._ledger)
+        egress = Egress(MemoryServices(MemoryHost()).links, rootd, Policies(ledger.with_name("policies")), SYNTHETIC)
+        self.releases = Releases(rootd, self._ledger, egress)
 
     @asynccontextmanager
     async def prepared(self) -> AsyncIterator[MachinePlan]:
@@ -47,7 +53,7 @@ class Subject:
         name = new_sandbox_id()
         op = SandboxOp(name, 1)
         try:
-            await self.rootd.create_slot(0)
+            (await self.rootd.create_edge(0, SYNTHETIC, literal=False)).close()
             await self.rootd.create_sandbox(CreateSandbox(name, 1, 0, self._template, self._disk_mib, 256, 1))
             yield MachinePlan(name, 1, 1, 256, "tcg")
         finally:

@@ -20,7 +20,7 @@ from space.model.ids import new_sandbox_id
 from space.rpc import node_api as api
 from space.rpc.session import Session
 from space.testing import leaks
-from space.testing.bareinstance import BareInstance, bare_instance
+from space.testing.bareinstance import BESIDE_NODE, BareInstance, bare_instance
 
 # argv[1]: what is written, in Python. P: the duplicated ports' descriptors. Kept short: it travels as an argument.
 _ATTACK = """
@@ -56,7 +56,7 @@ ATTACKS = {
 
 @pytest.fixture
 def bare() -> Iterator[BareInstance]:
-    with bare_instance("rootd", "node") as one:
+    with bare_instance(*BESIDE_NODE, "node") as one:
         yield one
 
 

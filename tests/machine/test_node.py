@@ -21,12 +21,12 @@ from space.node.stages import Stage
 from space.rpc import node_api as api
 from space.rpc.session import Data, Session
 from space.testing import leaks, machine
-from space.testing.bareinstance import BareInstance, bare_instance
+from space.testing.bareinstance import BESIDE_NODE, BareInstance, bare_instance
 
 
 @pytest.fixture
 def bare() -> Iterator[BareInstance]:
-    with bare_instance("rootd", "node") as one:
+    with bare_instance(*BESIDE_NODE, "node") as one:
         yield one
 
 
@@ -63,7 +63,7 @@ async def output(session: Session, sandbox: str, *argv: str, user: str | None = 
 async def slots_are_ready(bare: BareInstance, beside: int) -> None:
     """Until those that are made ahead are there, beside those of so many sandboxes."""
     async with asyncio.timeout(20):
-        while len(os.listdir(bare.instance.run / "netns")) < beside + limits.READY_SLOTS:  # noqa: PTH208, ASYNC110 (of another process)
+        while len(os.listdir(bare.instance.run / "netns")) < 2 * (beside + limits.READY_SLOTS):  # noqa: PTH208, ASYNC110 (of another process)
             await asyncio.sleep(0.02)
 
 
@@ -179,7 +179,7 @@ _DIES = textwrap.dedent(
 )
 
 
-@pytest.mark.parametrize("place", ["slot after", "disk after", "spawn after", "boot after", "configure after"])
+@pytest.mark.parametrize("place", ["slot after", "disk after", "egress after", "spawn after", "boot after", "configure after"])
 def test_a_node_that_dies_at_a_stage_is_followed_by_one_that_cleans_up(place: str) -> None:
     async def doomed(session: Session) -> None:
         with pytest.raises(SpaceError):
@@ -190,7 +190,7 @@ def test_a_node_that_dies_at_a_stage_is_followed_by_one_that_cleans_up(place: st
         assert (state.phase, state.reason) == ("failed", "the node was restarted while the sandbox was being prepared")
         await session.call("delete", api.Target(state.sandbox))
 
-    with bare_instance("rootd") as bare:
+    with bare_instance(*BESIDE_NODE) as bare:
         bare.start("node", "-c", _DIES.format(place=place))
         run(bare, doomed)
         bare.kill("node")

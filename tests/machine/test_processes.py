@@ -16,7 +16,7 @@ from space.model.ids import new_sandbox_id
 from space.node import limits
 from space.rpc import node_api as api
 from space.rpc.session import Session
-from space.testing.bareinstance import BareInstance, bare_instance
+from space.testing.bareinstance import BESIDE_NODE, BareInstance, bare_instance
 from space.testing.processlab import Client, Heard, drain, until
 
 MIB = 1 << 20
@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def bare() -> Iterator[BareInstance]:
-    with bare_instance("rootd", "node") as one:
+    with bare_instance(*BESIDE_NODE, "node") as one:
         yield one
 
 

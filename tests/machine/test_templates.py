@@ -16,7 +16,7 @@ from space.model.errors import BuildFailed, Conflict, NotFound
 from space.model.ids import new_sandbox_id
 from space.rpc import node_api as api
 from space.rpc.session import Data, Session
-from space.testing.bareinstance import BareInstance, bare_instance
+from space.testing.bareinstance import BESIDE_NODE, BareInstance, bare_instance
 
 _ANSWER = msgspec.msgpack.Decoder(api.BuildStep | api.TemplateInfo | api.Gap)
 RECIPE = """
@@ -54,7 +54,7 @@ to = "/etc/motd"
 
 @pytest.fixture
 def bare() -> Iterator[BareInstance]:
-    with bare_instance("rootd", "node") as one:
+    with bare_instance(*BESIDE_NODE, "node") as one:
         yield one
 
 

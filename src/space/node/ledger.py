@@ -72,6 +72,11 @@ class Record(msgspec.Struct, frozen=True):
     stages_ms: dict[str, float] = {}
     user: str = ""
     cwd: str = ""
+    # egress: what it may reach, and what was counted of its workers that have ended
+    policy: str = ""
+    policy_generation: int = 0
+    traffic: dict[str, int] = {}
+    last_crash: str | None = None
 
 
 class Ledger:

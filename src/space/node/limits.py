@@ -45,6 +45,20 @@ READY_SLOTS = 2
 # After the last sandbox they stay a moment, for those who make one after the other; an idle machine then keeps nothing.
 READY_LINGER = 2.0
 
+# Policy before the guest runs: milliseconds, but a service that is being started again is waited for.
+EGRESS = 15.0
+# Control waits for a policy to hold; where a service is away, that goes on without it.
+SET_POLICY = 10.0
+# A service of egress that is away, or refuses, is tried again; one that lived this long begins with the first pause again.
+SERVICE_PAUSE_FIRST = 0.02
+SERVICE_PAUSE_LAST = 2.0
+SERVICE_STEADY = 5.0
+
+SPARE_POLICIES = 64 << 20  # bytes of policies that no sandbox has
+KNOWN_POLICIES = 10_000  # digests of which the node remembers whether they allow addresses
+DIALER_POLICIES = 512  # that the dialer was given, before it is to drop those that nobody has
+ASKS = 64  # requests of a sandbox that wait for a person; what comes beyond is refused
+
 SERIAL_RING = 64 * 1024  # bytes of a guest's console that are kept
 SERIAL_RATE = 256 * 1024  # bytes a second that are read of it; a guest that floods its console waits for itself
 QMP_LINE = 64 * 1024  # bytes; QEMU's longest line in our use (the greeting) is below 1 KiB

@@ -86,10 +86,12 @@ class Node:
             accelerator=verdict.accelerator,
             user=manifest.user,
             cwd=manifest.cwd,
+            policy=asked.policy,
+            policy_generation=asked.policy_generation,
         )
         sandbox = self._keep(Sandbox.create(record, self.around))
         if manifest.start:
-            sandbox.when_opened(lambda: self._begin(sandbox, manifest))
+            sandbox.when("opened", lambda: self._begin(sandbox, manifest))
         return sandbox
 
     async def delete(self, target: Target) -> SandboxState:
@@ -164,14 +166,15 @@ class Node:
         if not least <= asked.disk_mib <= _MOST_DISK_MIB:
             raise InvalidArgument(f"disk_mib is {least} (the size of template {asked.template}) to {_MOST_DISK_MIB}, not {asked.disk_mib}")
         environment_fits({**manifest.env, **asked.env})
+        self.around.egress.policies.check(asked.policy)
         return manifest
 
     def _keep(self, sandbox: Sandbox) -> Sandbox:
         name = sandbox.record.sandbox
         self._sandboxes[name] = sandbox
-        sandbox.when_opened(self._keep_slots)
-        sandbox.when_over(self._keep_slots)
-        sandbox.when_gone(lambda: self._sandboxes.pop(name, None))
+        sandbox.when("opened", self._keep_slots)
+        sandbox.when("over", self._keep_slots)
+        sandbox.when("gone", lambda: self._sandboxes.pop(name, None))
         return sandbox
 
     def _keep_slots(self) -> None:
@@ -215,6 +218,7 @@ class Node:
                     self._in_background(self._destroy_orphan(SandboxOp(orphan.sandbox, orphan.generation), orphan.slot))
                 case FreeSlot(slot=slot):
                     self._in_background(self.around.slots.free(slot))
+        self.around.egress.start()  # whom nobody knows now, nobody will
         await self._adopted(adopting)
         self._drop_rows_of_nobody(records)
         self.around.archive.retire_strangers(set(self._sandboxes))
@@ -237,6 +241,7 @@ class Node:
     async def _destroy_orphan(self, op: SandboxOp, slot: int) -> None:
         releases = self.around.releases
         await releases.vmm(op)
+        await releases.egress(op)
         await releases.files(op)
         if not any(self.around.ledger.slot_of(name) == slot for name in self._sandboxes):
             await self.around.slots.free(slot)
@@ -251,6 +256,7 @@ class Node:
             await asyncio.wait({asyncio.ensure_future(sandbox.delete()) for sandbox in half}, timeout=seconds)
         await asyncio.wait({asyncio.ensure_future(self.around.slots.drain())}, timeout=seconds)
         self.around.releases.give_up()
+        await self.around.egress.stop()
         self.around.history.stop()
         self.around.archive.write()
         self.around.archive.stop()

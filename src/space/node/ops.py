@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from space.model.rootd import BeginSnapshot, CreateSandbox, KeepTemplate, RebaseTemplate, SealTemplate, StageTemplate, StartVmm
-from space.rpc.rootd_client import Description, SnapshotDoor, SnapshotOnHost, Usage
+from space.rpc.rootd_client import Description, Listeners, SnapshotDoor, SnapshotOnHost, Usage
 
 
 class Rootd(Protocol):
@@ -19,8 +19,17 @@ class Rootd(Protocol):
     async def describe(self) -> Description:
         """What of this instance is on the host."""
 
-    async def create_slot(self, slot: int) -> None:
-        """Namespace, TAP, ruleset."""
+    async def create_edge(self, slot: int, synthetic: str, *, literal: bool) -> Listeners:
+        """Namespace, TAP, ruleset, and its listeners; or other destinations for the one that is there."""
+
+    async def worker_cgroup(self, slot: int) -> tuple[int, ...]:
+        """1 to 4 files, open for writing: who writes 0 there is in the cgroup of that slot's worker."""
+
+    async def slot_counters(self, slot: int) -> dict[str, int]:
+        """Packets by kind. NotFound."""
+
+    async def provide_root(self, template: str) -> None:
+        """The broker finds the root of that template when it is asked for it next. NotFound: the template has none."""
 
     async def destroy_slot(self, slot: int) -> None:
         """Conflict while a VMM of it lives."""

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from space.model.errors import DeadlineExceeded, SpaceError
 from space.model.rootd import SandboxOp
 from space.node import limits
+from space.node.egress import Egress
 from space.node.ledger import Kind, Ledger, Record
 from space.node.ops import Rootd
 from space.node.owed import Owed
@@ -27,8 +28,9 @@ log = logging.getLogger(__name__)
 class Releases:
     """The undo of each holding."""
 
-    def __init__(self, rootd: Rootd, ledger: Ledger) -> None:
+    def __init__(self, rootd: Rootd, ledger: Ledger, egress: Egress) -> None:
         self._rootd = rootd
+        self._egress = egress
         self._ledger = ledger
         self._owed = Owed()
         self._given_up = False
@@ -81,6 +83,10 @@ class Releases:
         """Remove directory, disk, sockets and cgroup."""
         await self._until_done(lambda: self._rootd.destroy_sandbox(op.sandbox, op.generation), f"remove the files of {op.sandbox}")
         self.row(Kind.FILES, op.sandbox)
+
+    async def egress(self, op: SandboxOp) -> None:
+        """Its worker is dead, and no service holds anything of it."""
+        await self._until_done(lambda: self._egress.end(op), f"end the egress of {op.sandbox}")
 
     async def namespace(self, slot: int) -> None:
         """Remove the slot's namespace; its number stays taken."""

@@ -1,9 +1,10 @@
 """One sandbox of this node: a single task owns its transitions, and everything it must undo is on one exit stack.
 
-    ledger row -> turn -> slot -> files, cgroup -> VMM -> channel -> configured         (`_prepare`; unwound in reverse)
+    ledger row -> turn -> slot -> files, cgroup, egress -> VMM -> channel -> configured         (`_prepare`; unwound in reverse)
 
-A create that fails undoes all of it and keeps only the row. A VMM that dies later frees its compute (VMM, namespace, memory) and keeps
-its disk and so its slot's number, whose uid owns the disk. `failed` is shown at once, its releases follow. Only a deletion ends the task.
+A create that fails undoes all of it and keeps only the row. A VMM that dies later frees its compute (VMM, egress, namespace, memory) and
+keeps its disk and so its slot's number, whose uid owns the disk. `failed` is shown at once, its releases follow. Only a deletion ends
+the task.
 
 Other tasks ask (`pause`, `resume`, `delete`) and look (`state`, `guest`); they change nothing themselves.
 """
@@ -12,10 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -23,17 +23,18 @@ from space.config import logs
 from space.core.lifecycle import recovery
 from space.core.lifecycle.table import Accept, Ignore, Refuse, Request, answer
 from space.model.errors import Conflict, DeadlineExceeded, Gone, Internal, SandboxDied, SpaceError, Unavailable
-from space.model.isolation import isolation
-from space.model.rootd import CreateSandbox, SandboxOp
+from space.model.rootd import SandboxOp
 from space.model.sandbox import Phase
-from space.node import limits
+from space.node import limits, steps
+from space.node.binding import Binding, Held
+from space.node.edge import Edge
+from space.node.egress import Told, Traffic
 from space.node.guest import Guest
 from space.node.ledger import Holding, Kind, Record
 from space.node.shield import ended
-from space.node.stages import DEADLINES, Stage
-from space.node.steps import answer_letter, end_of, log_failure, settle, unless_asked, while_alive
+from space.node.stages import DEADLINES, Stage, timed
 from space.node.surroundings import Surroundings
-from space.node.vmm.seam import Machine, MachinePlan
+from space.node.vmm.seam import Machine
 from space.rpc.node_api import Exec, Metrics, SandboxState
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class Sandbox:
         self.processes.watch_levels(self._publish)
         self.fault: SpaceError | None = None  # what it failed of, where that is no mistake of ours
         self._slot: int | None = None
+        self._binding: Binding | None = None
         self._was_running = False
         self._adopting = False
         loop = asyncio.get_running_loop()
@@ -92,6 +94,7 @@ class Sandbox:
             case recovery.Adopt():
                 around.gate.adopt(record.sandbox, record.memory_mib)
                 sandbox._was_running = sandbox._adopting = True
+                sandbox._bind()
                 opening = sandbox._adopt()
             case recovery.Fail(reason=reason):
                 sandbox._was_running = True
@@ -147,6 +150,16 @@ class Sandbox:
         """Let them run, with the right time; idempotent."""
         return await self._ask(Request.RESUME)
 
+    async def set_policy(self, policy: Held) -> None:
+        """That policy holds, whether it runs or is paused; an older one than it has is ignored. See `Binding.change`."""
+        self._verdict(Request.POLICY)
+        if policy.generation < self.record.policy_generation:
+            return
+        self._keep(msgspec.structs.replace(self.record, policy=policy.digest, policy_generation=policy.generation))
+        if self._binding is not None:
+            await self._binding.change(policy)
+        self._publish()
+
     def ask_delete(self) -> None:
         """Begin its deletion; idempotent, legal in every phase."""
         if not self._delete_asked.done():
@@ -169,13 +182,10 @@ class Sandbox:
 
     async def explain(self, error: SpaceError) -> SpaceError:
         """What a caller is told of an error on its channel: of a channel that broke, what the owner finds out (bounded)."""
-        if not isinstance(error, SandboxDied):
-            return error
-        await asyncio.wait({self._over}, timeout=2 * limits.DEATH_AFTER_BREAK)
-        sandbox = self.record.sandbox
-        if self.record.phase in (Phase.DELETING, Phase.GONE):
-            return Gone(f"sandbox {sandbox} was deleted during the call")
-        return SandboxDied(f"sandbox {sandbox} ended during the call: {self.record.reason or 'its channel broke'}", hint="create another")
+        if isinstance(error, SandboxDied):
+            await asyncio.wait({self._over}, timeout=2 * limits.DEATH_AFTER_BREAK)
+            return steps.end_during_call(self.record)
+        return error
 
     async def metrics(self) -> Metrics:
         """Its figures: the guest's, and what its VMM uses of the host."""
@@ -184,17 +194,10 @@ class Sandbox:
         fields = msgspec.structs.asdict(said)
         return Metrics(**fields, host_memory_bytes=usage.memory_bytes, host_cpu_ms=usage.cpu_usec // 1000)
 
-    def when_opened(self, call: Callable[[], object]) -> None:
-        """Call it (soon) after its opening is over."""
-        self._opened.add_done_callback(lambda _: call())
-
-    def when_over(self, call: Callable[[], object]) -> None:
-        """Call it (soon) after it failed, or its deletion began."""
-        self._over.add_done_callback(lambda _: call())
-
-    def when_gone(self, call: Callable[[], object]) -> None:
-        """Call it (soon) after the sandbox's end."""
-        self._gone.add_done_callback(lambda _: call())
+    def when(self, what: Literal["opened", "over", "gone"], call: Callable[[], object]) -> None:
+        """Call it (soon) after its opening is over; it failed, or its deletion began; its end."""
+        futures: dict[str, asyncio.Future[Any]] = {"opened": self._opened, "over": self._over, "gone": self._gone}
+        futures[what].add_done_callback(lambda _: call())
 
     # -- the owner -----------------------------------------------------------------------------------------------
 
@@ -205,20 +208,20 @@ class Sandbox:
         logs.sandbox.set(self.record.sandbox)
         try:
             await self._unless_deleted(opening)
-            settle(self._opened)
+            steps.settle(self._opened)
             await self._reign()
         except Exception as error:  # noqa: BLE001 (whatever it is, the sandbox has failed of it)
             self._fail(error)
             await self._free_compute()
             if not self._was_running:
                 await self._undo_all()
-            settle(self._opened)
+            steps.settle(self._opened)
         self._refuse_letters()
         await asyncio.wait({self._delete_asked})
         self._become(Request.DELETE)
         self.processes.lose("the sandbox was deleted")
-        settle(self._opened)
-        settle(self._over)
+        steps.settle(self._opened)
+        steps.settle(self._over)
         self._refuse_letters()
         await self._undo_all()
         await self._around.releases.forget(self.record.sandbox)
@@ -235,19 +238,23 @@ class Sandbox:
                 await around.gate.turn(record.sandbox, DEADLINES[Stage.QUEUE])
             self._become(Request.BEGIN)
             async with self._stage(Stage.SLOT):
-                slot, ready = around.slots.take(record.sandbox, record.generation, record.tenant)
+                literal = await around.egress.policies.literals(self.record.policy)
+                slot, edge = around.slots.take(record.sandbox, record.generation, record.tenant)
                 self._slot = slot
                 self._undo.push_async_callback(around.releases.slot, slot)
-                if not ready:
-                    await around.rootd.create_slot(slot)
-            async with self._stage(Stage.DISK):
-                self._hold(Kind.FILES)
-                self._undo.push_async_callback(around.releases.files, self.op)
-                await around.rootd.create_sandbox(self._files(slot))
+                binding = self._bind(edge or await around.slots.make(slot, literal=literal))
+                self._undo.push_async_callback(around.releases.egress, self.op)
+            async with steps.beside(binding.begin(), f"{record.sandbox}: egress") as bound:
+                async with self._stage(Stage.DISK):
+                    self._hold(Kind.FILES)
+                    self._undo.push_async_callback(around.releases.files, self.op)
+                    await around.rootd.create_sandbox(steps.files_of(self.record, slot))
+                async with self._stage(Stage.EGRESS):
+                    await bound  # before anything of the guest runs
             async with self._stage(Stage.SPAWN):
                 self._hold(Kind.VMM)
                 self._undo.push_async_callback(around.releases.vmm, self.op)
-                machine = await around.vmm.boot(self._plan())
+                machine = await around.vmm.boot(steps.plan_of(self.record))
                 self._undo.push_async_callback(self._let_go_of, machine)
                 self._machine = machine
             async with self._stage(Stage.BOOT):
@@ -285,8 +292,7 @@ class Sandbox:
         """While it runs or is paused: serve the letters. Returns when its deletion is asked for; raises the reason of its end."""
         if self._delete_asked.done():
             return
-        assert self._machine is not None, "the opening made it"
-        assert self._guest is not None, "the opening made it"
+        assert self._machine is not None and self._guest is not None, "the opening made them"  # noqa: PT018
         died = asyncio.create_task(self._machine.wait(), name="VMM's end")
         broke = asyncio.create_task(self._guest.broken(), name="channel's end")
         letter = asyncio.create_task(self._letters.get(), name="letter")
@@ -297,7 +303,7 @@ class Sandbox:
                 if self._delete_asked.done():
                     return
                 if died.done() or broke.done():
-                    raise await end_of(died, broke)
+                    raise await steps.end_of(died, broke)
                 request, reply = letter.result()
                 await self._unless_deleted(self._answer(request, reply))
                 letter = asyncio.create_task(self._letters.get(), name="letter")
@@ -310,25 +316,24 @@ class Sandbox:
         try:
             if isinstance(self._verdict(request), Accept):
                 await self._switch(request)
-            answer_letter(reply, self._last)
+            steps.answer_letter(reply, self._last)
         except (Conflict, Gone) as error:  # the table's refusal: the sandbox is as it was
-            answer_letter(reply, error)
+            steps.answer_letter(reply, error)
         except SpaceError as error:
             # Whether its processors run is not known now: it has failed.
             kind = DeadlineExceeded if isinstance(error, DeadlineExceeded) else SandboxDied
             fault = kind(f"cannot {request.value} it: {error}")
-            answer_letter(reply, fault)
+            steps.answer_letter(reply, fault)
             raise fault from error
         except asyncio.CancelledError:  # a deletion has cut in
-            answer_letter(reply, Gone(f"sandbox {self.record.sandbox} is being deleted"))
+            steps.answer_letter(reply, Gone(f"sandbox {self.record.sandbox} is being deleted"))
             raise
         except Exception:
-            answer_letter(reply, Internal(f"cannot {request.value} it: a fault of the node", hint="its log says which"))
+            steps.answer_letter(reply, Internal(f"cannot {request.value} it: a fault of the node", hint="its log says which"))
             raise
 
     async def _switch(self, request: Request) -> None:
-        assert self._machine is not None, "only a running or paused sandbox gets here"
-        assert self._guest is not None, "only a running or paused sandbox gets here"
+        assert self._machine is not None and self._guest is not None, "only a running or paused sandbox gets here"  # noqa: PT018
         if request is Request.PAUSE:
             self._guest.hold()
             await self._machine.pause()
@@ -366,26 +371,18 @@ class Sandbox:
     @asynccontextmanager
     async def _stage(self, stage: Stage) -> AsyncIterator[None]:
         name = self.record.sandbox
-        started = time.monotonic()
         await self._around.trace(name, stage, "before")
-        try:
-            async with asyncio.timeout(DEADLINES[stage]):
-                yield
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"{stage.value}: not done after {DEADLINES[stage]:.0f} s") from error
-        except SpaceError as error:
-            error.message = f"{stage.value}: {error.message}"
-            raise
-        stages = {**self.record.stages_ms, stage.value: round((time.monotonic() - started) * 1000, 3)}
-        self.record = msgspec.structs.replace(self.record, stages_ms=stages)
+        async with timed(stage) as took:
+            yield
+        self.record = msgspec.structs.replace(self.record, stages_ms={**self.record.stages_ms, stage.value: took()})
         await self._around.trace(name, stage, "after")
 
     async def _unless_deleted(self, work: Coroutine[Any, Any, None]) -> None:
-        await unless_asked(work, self._delete_asked, self.record.sandbox)
+        await steps.unless_asked(work, self._delete_asked, self.record.sandbox)
 
     async def _while_alive(self, work: Coroutine[Any, Any, T]) -> T:
         assert self._machine is not None, "there is a VMM"
-        return await while_alive(self._machine, work, self.record.sandbox)
+        return await steps.while_alive(self._machine, work, self.record.sandbox)
 
     # -- undoing -------------------------------------------------------------------------------------------------
 
@@ -396,17 +393,19 @@ class Sandbox:
         slot = self._slot = around.ledger.slot_of(self.record.sandbox)
         if slot is not None:
             self._undo.push_async_callback(around.releases.slot, slot)
+        self._undo.push_async_callback(around.releases.egress, self.op)
         self._undo.push_async_callback(around.releases.files, self.op)
         self._undo.push_async_callback(around.releases.vmm, self.op)
 
     async def _free_compute(self) -> None:
-        """VMM, channel, namespace, memory; the disk and the slot's number stay. The stack's own releases find nothing left then."""
+        """VMM, channel, egress, namespace, memory; the disk and the slot's number stay. The stack's own releases find nothing left then."""
         around = self._around
         if self._guest is not None:
             await self._guest.aclose()
         if self._machine is not None:
             await self._let_go_of(self._machine)
         await around.releases.vmm(self.op)
+        await around.releases.egress(self.op)
         if self._slot is not None:
             await around.releases.namespace(self._slot)
         around.gate.leave(self.record.sandbox)
@@ -432,7 +431,7 @@ class Sandbox:
             if request in _WRITTEN_FIRST:
                 self._around.ledger.put(record)
             elif verdict.phase is not Phase.GONE:
-                self._around.releases.record(record)
+                self._keep(record)
             self.record = record
             self._publish()
 
@@ -441,10 +440,10 @@ class Sandbox:
             error = DeadlineExceeded("it was not usable in time after the node's restart")
         self.fault = error if isinstance(error, SpaceError) else None
         reason = str(error) if isinstance(error, SpaceError) else f"a fault of the node: {type(error).__name__}"
-        log_failure(self.record, self._machine, reason, error)
+        steps.log_failure(self.record, self._machine, reason, error)
         self._become(Request.FAULT, reason)
         self.processes.lose(reason)
-        settle(self._over)
+        steps.settle(self._over)
 
     def _verdict(self, request: Request) -> Accept | Ignore:
         verdict = answer(self.record.phase, request)
@@ -465,7 +464,21 @@ class Sandbox:
             try:
                 self._verdict(request)
             except SpaceError as error:
-                answer_letter(reply, error)
+                steps.answer_letter(reply, error)
+
+    def _bind(self, edge: Edge | None = None) -> Binding:
+        """Egress knows it from now on. edge: of the slot that was made for it; none where an earlier node did."""
+        assert self._slot is not None, "the slot comes before what is bound to it"
+        self._binding = self._around.egress.found(self.record, self._slot, Told(self._publish, self._keep_traffic), edge)
+        return self._binding
+
+    def _keep_traffic(self, traffic: Traffic) -> None:
+        self._keep(msgspec.structs.replace(self.record, traffic=traffic.kept(), last_crash=traffic.last_crash))
+
+    def _keep(self, record: Record) -> None:
+        """Written, or owed on a full disk."""
+        self._around.releases.record(record)
+        self.record = record
 
     def _hold(self, kind: Kind) -> None:
         record = self.record
@@ -477,26 +490,4 @@ class Sandbox:
             self._around.history.follow(record.sandbox, self.metrics)
         else:
             self._around.history.leave(record.sandbox)
-        self._last = self._around.board.publish(
-            SandboxState(
-                sandbox=record.sandbox,
-                tenant=record.tenant,
-                generation=record.generation,
-                phase=record.phase.value,
-                revision=0,
-                isolation=isolation(record.accelerator),
-                reason=record.reason,
-                stages_ms=record.stages_ms,
-                busy=levels.busy,
-                oom_kills=levels.oom_kills,
-                last_oom=levels.last_oom,
-            )
-        )
-
-    def _files(self, slot: int) -> CreateSandbox:
-        record = self.record
-        return CreateSandbox(record.sandbox, record.generation, slot, record.digest, record.disk_mib, record.memory_mib, record.cpus)
-
-    def _plan(self) -> MachinePlan:
-        record = self.record
-        return MachinePlan(record.sandbox, record.generation, record.cpus, record.memory_mib, record.accelerator)
+        self._last = self._around.board.publish(steps.state_of(record, levels, *self._around.egress.state(record)))

@@ -16,6 +16,7 @@ import resource
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import uvloop
@@ -34,19 +35,27 @@ from space.model.sandbox import MIB
 from space.node import limits
 from space.node.archive import Archive
 from space.node.board import Board
+from space.node.egress import Egress
 from space.node.egress_log import EgressLog
 from space.node.gate import Gate
 from space.node.history import History
 from space.node.ledger import Ledger
 from space.node.node import Node
+from space.node.policies import Policies
 from space.node.processes import Quota
 from space.node.release import Releases
+from space.node.services import Link, Services
 from space.node.slots import Slots
 from space.node.stages import Trace, no_trace
 from space.node.surroundings import Surroundings
 from space.node.verbs import Verbs
 from space.node.vmm.accelerator import Accelerators, host_boot_id, kvm_is_there
 from space.node.vmm.qemu import QemuVmm
+from space.rpc.audit_client import AuditControl
+from space.rpc.broker_client import BrokerControl
+from space.rpc.dialer_client import DialerControl
+from space.rpc.gateway_api import Unasked
+from space.rpc.gateway_client import GatewayClient
 from space.rpc.rootd_client import RootdClient
 from space.rpc.session import Door
 
@@ -66,11 +75,26 @@ def capacity(settings: Settings, *, memory_total_mib: int, processors: int) -> C
     )
 
 
+def compose_egress(instance: Instance, settings: Settings, rootd: RootdClient) -> Egress:
+    """Its links begin with `Egress.start`."""
+
+    def services(heard: Callable[[Unasked], None]) -> Services:
+        return Services(
+            gateway=Link("gateway", lambda ended: GatewayClient.connect(instance.gateway_socket, heard, ended), GatewayClient.describe),
+            broker=Link("broker", lambda ended: BrokerControl.connect(instance.broker_socket, ended), BrokerControl.head_key),
+            audit=Link("audit", lambda ended: AuditControl.connect(instance.audit_socket, ended), AuditControl.status),
+            dialer=Link("dialer", lambda ended: DialerControl.connect(instance.dialer_socket, ended), DialerControl.describe),
+        )
+
+    return Egress(services, rootd, Policies(instance.node_data / "policies"), settings.egress_synthetic)
+
+
 def compose(instance: Instance, settings: Settings, trace: Trace = no_trace) -> Node:
     """The node with everything it stands on, within the event loop."""
     ledger = Ledger(instance.node_data / "ledger.db")
     rootd = RootdClient(instance.rootd_socket)
-    releases = Releases(rootd, ledger)
+    egress = compose_egress(instance, settings, rootd)
+    releases = Releases(rootd, ledger, egress)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     around = Surroundings(
         rootd=rootd,
@@ -80,7 +104,8 @@ def compose(instance: Instance, settings: Settings, trace: Trace = no_trace) -> 
             capacity(settings, memory_total_mib=memory, processors=len(os.sched_getaffinity(0))),
             disk_free_mib=lambda: free_bytes(instance.data) >> 20,
         ),
-        slots=Slots(ledger, rootd, releases),
+        slots=Slots(ledger, rootd, releases, settings.egress_synthetic),
+        egress=egress,
         releases=releases,
         # milliseconds since 1970, so that revisions also grow from one node's life to the next
         board=Board(time.time_ns() // 1_000_000),

@@ -1,9 +1,10 @@
 """Slots: which numbers are free, and a few slots that are made before anybody asks for one.
 
 A number is a namespace and a uid, so it stays taken while a disk of that uid is there. Making a namespace with its ruleset takes rootd
-20 to 140 ms, so a node that has sandboxes keeps some ready. A used slot never comes back: it is destroyed after its VMM's confirmed
-death, and another is made. A ready slot has no row in the ledger: a node that finds a slot of nobody after a crash frees it. They are made
-when a sandbox has come up, not on the way of one that is coming, and are gone `limits.READY_LINGER` after the last sandbox.
+20 to 140 ms, so a node that has sandboxes keeps some ready, with the descriptors of their edge. A used slot never comes back: it is
+destroyed after its VMM's confirmed death and its worker's, and another is made. A ready slot has no row in the ledger: a node that finds a
+slot of nobody after a crash frees it. They are made when a sandbox has come up, not on the way of one that is coming, and are gone
+`limits.READY_LINGER` after the last sandbox.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import NamedTuple
 from space.config.instance import SLOTS
 from space.model.errors import NoCapacity, SpaceError
 from space.node import limits
+from space.node.edge import Edge
 from space.node.ledger import Holding, Kind, Ledger
 from space.node.ops import Rootd
 from space.node.release import Releases
@@ -24,22 +26,32 @@ log = logging.getLogger(__name__)
 
 
 class Taken(NamedTuple):
-    """A slot's number. Not ready: the taker makes it."""
+    """A slot's number, and its edge, which is the taker's to close. Not ready: the taker makes it."""
 
     number: int
-    ready: bool
+    edge: Edge | None
 
 
 class Slots:
-    """One a node. ready: how many are kept ready."""
+    """One a node. synthetic: the network of the addresses that stand for names. ready: how many are kept ready."""
 
-    def __init__(self, ledger: Ledger, rootd: Rootd, releases: Releases, *, count: int = SLOTS, ready: int = limits.READY_SLOTS) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        rootd: Rootd,
+        releases: Releases,
+        synthetic: str,
+        *,
+        count: int = SLOTS,
+        ready: int = limits.READY_SLOTS,
+    ) -> None:
+        self.synthetic = synthetic
         self._ledger = ledger
         self._rootd = rootd
         self._releases = releases
         self._count = count
         self._wanted = ready
-        self._ready: list[int] = []
+        self._ready: list[tuple[int, Edge]] = []
         self._ahead: set[int] = set()  # ready or being made
         self._leaving: set[int] = set()  # being freed
         self._filling: asyncio.Task[None] | None = None
@@ -49,13 +61,16 @@ class Slots:
     def take(self, sandbox: str, generation: int, tenant: str) -> Taken:
         """A slot, held in the ledger; NoCapacity when there is none."""
         self._stay()
-        slot = self._ready[-1] if self._ready else self._free()
+        slot, edge = self._ready[-1] if self._ready else (self._free(), None)
         self._ledger.hold(Holding(Kind.SLOT, str(slot), sandbox, generation, tenant))
-        if not self._ready:
-            return Taken(slot, ready=False)
-        self._ready.pop()
-        self._ahead.discard(slot)
-        return Taken(slot, ready=True)
+        if edge is not None:
+            self._ready.pop()
+            self._ahead.discard(slot)
+        return Taken(slot, edge)
+
+    async def make(self, slot: int, *, literal: bool) -> Edge:
+        """A slot that was taken and is not ready."""
+        return await Edge.make(self._rootd, slot, self.synthetic, literal=literal)
 
     def refill(self) -> None:
         """Make what is missing, in the background."""
@@ -98,13 +113,13 @@ class Slots:
                 return
             self._ahead.add(slot)
             try:
-                await self._rootd.create_slot(slot)
+                edge = await self.make(slot, literal=False)
             except (SpaceError, OSError) as error:
                 log.warning("no slot is made ahead: %s", error)  # the next sandbox makes its own, and is told
                 self._ahead.discard(slot)
                 await self.free(slot)
                 return
-            self._ready.append(slot)
+            self._ready.append((slot, edge))
 
     def _begin_drain(self) -> None:
         self._rest = None
@@ -115,6 +130,8 @@ class Slots:
         if self._filling is not None:
             await ended(self._filling)
         going = sorted(self._ahead)
+        for _, edge in self._ready:
+            edge.close()
         self._ready.clear()
         self._ahead.clear()
         self._leaving.update(going)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from enum import StrEnum
 
+from space.model.errors import DeadlineExceeded, SpaceError
 from space.node import limits
 
 
@@ -14,6 +18,7 @@ class Stage(StrEnum):
     QUEUE = "queue"  # its turn among the boots
     SLOT = "slot"  # number and namespace
     DISK = "disk"  # files and cgroup
+    EGRESS = "egress"  # the services have what its traffic needs, its policy before all: begun beside the disk, this is what is left
     SPAWN = "spawn"  # the VMM
     BOOT = "boot"  # the channel: the guest's daemon said hello
     CONFIGURE = "configure"  # entropy, clock, name, environment
@@ -23,10 +28,26 @@ DEADLINES: dict[Stage, float] = {
     Stage.QUEUE: limits.QUEUE_WAIT,
     Stage.SLOT: limits.ROOTD_STEP,
     Stage.DISK: limits.ROOTD_STEP,
+    Stage.EGRESS: limits.EGRESS,
     Stage.SPAWN: limits.ROOTD_STEP + limits.QMP,
     Stage.BOOT: limits.BOOT,
     Stage.CONFIGURE: limits.CONFIGURE,
 }
+
+
+@asynccontextmanager
+async def timed(stage: Stage) -> AsyncIterator[Callable[[], float]]:
+    """Within its deadline, its faults in its name. Gives what tells how many milliseconds it took."""
+    started = time.monotonic()
+    try:
+        async with asyncio.timeout(DEADLINES[stage]):
+            yield lambda: round((time.monotonic() - started) * 1000, 3)
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"{stage.value}: not done after {DEADLINES[stage]:.0f} s") from error
+    except SpaceError as error:
+        error.message = f"{stage.value}: {error.message}"
+        raise
+
 
 # A test's hook: awaited with (sandbox, stage, "before" or "after"). The product passes none, and no setting reaches it.
 Trace = Callable[[str, Stage, str], Awaitable[None]]

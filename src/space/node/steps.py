@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from space.model.errors import ProtocolError, SandboxDied, SpaceError
+from space.model.errors import Gone, ProtocolError, SandboxDied, SpaceError
+from space.model.isolation import isolation
+from space.model.rootd import CreateSandbox
+from space.model.sandbox import Phase
 from space.node import limits
 from space.node.ledger import Record
+from space.node.processes import Levels
 from space.node.shield import ended
 from space.node.vmm.console import last_lines
-from space.node.vmm.seam import Machine
-from space.rpc.node_api import SandboxState
+from space.node.vmm.seam import Machine, MachinePlan
+from space.rpc.node_api import EgressState, PendingAsk, SandboxState
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -54,6 +59,52 @@ async def end_of(died: asyncio.Task[str], broke: asyncio.Task[SpaceError]) -> Sp
     if not died.done() and not (broke.done() and isinstance(broke.result().__cause__, ProtocolError)):
         await asyncio.wait({died}, timeout=limits.DEATH_AFTER_BREAK)
     return SandboxDied(died.result()) if died.done() else broke.result()
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[asyncio.Task[None]]:
+    """Do it beside what is done within; it has ended when this is left."""
+    task = asyncio.create_task(work, name=name)
+    try:
+        yield task
+    finally:
+        await ended(task)
+
+
+def files_of(record: Record, slot: int) -> CreateSandbox:
+    """What rootd is to make of it."""
+    return CreateSandbox(record.sandbox, record.generation, slot, record.digest, record.disk_mib, record.memory_mib, record.cpus)
+
+
+def plan_of(record: Record) -> MachinePlan:
+    """Its machine."""
+    return MachinePlan(record.sandbox, record.generation, record.cpus, record.memory_mib, record.accelerator)
+
+
+def state_of(record: Record, levels: Levels, egress: EgressState, asks: list[PendingAsk]) -> SandboxState:
+    """What everybody may know of it; the board counts its revision."""
+    return SandboxState(
+        sandbox=record.sandbox,
+        tenant=record.tenant,
+        generation=record.generation,
+        phase=record.phase.value,
+        revision=0,
+        isolation=isolation(record.accelerator),
+        reason=record.reason,
+        stages_ms=record.stages_ms,
+        busy=levels.busy,
+        oom_kills=levels.oom_kills,
+        last_oom=levels.last_oom,
+        egress=egress,
+        asks=asks,
+    )
+
+
+def end_during_call(record: Record) -> SpaceError:
+    """What a caller is told whose call ended with the sandbox."""
+    if record.phase in (Phase.DELETING, Phase.GONE):
+        return Gone(f"sandbox {record.sandbox} was deleted during the call")
+    return SandboxDied(f"sandbox {record.sandbox} ended during the call: {record.reason or 'its channel broke'}", hint="create another")
 
 
 def log_failure(record: Record, machine: Machine | None, reason: str, error: Exception) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from space.node.archive import Archive
 from space.node.board import Board
+from space.node.egress import Egress
 from space.node.gate import Gate
 from space.node.history import History
 from space.node.ledger import Ledger
@@ -26,6 +27,7 @@ class Surroundings:
     ledger: Ledger
     gate: Gate
     slots: Slots
+    egress: Egress
     releases: Releases
     board: Board
     accelerators: Accelerators

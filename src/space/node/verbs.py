@@ -10,6 +10,7 @@ import msgspec
 
 from space.model.errors import SpaceError, Unsupported
 from space.model.sandbox import Phase
+from space.node.egress_verbs import EgressVerbs
 from space.node.guest import FED
 from space.node.node import Node
 from space.node.process_verbs import ProcessVerbs, decode, pages
@@ -44,6 +45,7 @@ class Verbs:
             "history": self._history,
             **ProcessVerbs(node).table,
             **TemplateVerbs(node).table,
+            **EgressVerbs(node).table,
             **{verb: functools.partial(_under, self._forward, verb) for verb in FORWARDED if verb != "watch"},
             "tree_put": self._tree_put,
             "tree_get": self._tree_get,

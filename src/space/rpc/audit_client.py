@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -13,13 +14,13 @@ from space.rpc.asking import Asker
 
 
 class AuditControl:
-    """The node's, and serve's."""
+    """The node's, and serve's. ended: called when the keeper hangs up."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._asker = Asker(sock, api.Answer, who="the keeper of the records", most=api.MOST_ANSWER)
+    def __init__(self, sock: socket.socket, ended: Callable[[], None] | None = None) -> None:
+        self._asker = Asker(sock, api.Answer, who="the keeper of the records", ended=ended, most=api.MOST_ANSWER)
 
     @classmethod
-    def connect(cls, path: Path) -> Self:
+    def connect(cls, path: Path, ended: Callable[[], None] | None = None) -> Self:
         """Unavailable when nobody listens there."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -27,7 +28,7 @@ class AuditControl:
         except OSError as error:
             sock.close()
             raise Unavailable(f"the keeper of the records cannot be reached at {path}: {error.strerror}") from error
-        return cls(sock)
+        return cls(sock, ended)
 
     async def bind_source(self, sock: socket.socket, writer: str, sandbox: str, generation: int) -> None:
         """Hand over the other end of a source's socket; this end is closed here."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -13,10 +14,13 @@ from space.rpc.asking import Asker
 
 
 class _Client:
-    """Over a connected socket, which it takes over. first: where its questions are counted from, where others have asked before."""
+    """Over a connected socket, which it takes over.
 
-    def __init__(self, sock: socket.socket, first: int = 0) -> None:
-        self._asker = Asker(sock, api.Answer, who="the broker", first=first)
+    first: where its questions are counted from, where others have asked before. ended: called when the broker hangs up.
+    """
+
+    def __init__(self, sock: socket.socket, first: int = 0, ended: Callable[[], None] | None = None) -> None:
+        self._asker = Asker(sock, api.Answer, who="the broker", first=first, ended=ended)
 
     def close(self) -> None:
         """Hang up."""
@@ -27,7 +31,7 @@ class BrokerControl(_Client):
     """The node's, and set-up's."""
 
     @classmethod
-    def connect(cls, path: Path) -> Self:
+    def connect(cls, path: Path, ended: Callable[[], None] | None = None) -> Self:
         """Unavailable when nobody listens there."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -35,7 +39,7 @@ class BrokerControl(_Client):
         except OSError as error:
             sock.close()
             raise Unavailable(f"the broker cannot be reached at {path}: {error.strerror}") from error
-        return cls(sock)
+        return cls(sock, ended=ended)
 
     async def make_root(self, template: str, generation: int) -> bytes:
         """The certificate (PEM) of that root, which is there for good when this returns."""

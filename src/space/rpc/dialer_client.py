@@ -7,6 +7,7 @@ import fcntl
 import os
 import secrets
 import socket
+from collections.abc import Callable
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Self
@@ -36,13 +37,13 @@ def sealed(data: bytes, name: str = "policy") -> int:
 
 
 class DialerControl:
-    """The node's, over a connected socket, which it takes over."""
+    """The node's, over a connected socket, which it takes over. ended: called when the dialer hangs up."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._asker = Asker(sock, api.Answer, who="the dialer")
+    def __init__(self, sock: socket.socket, ended: Callable[[], None] | None = None) -> None:
+        self._asker = Asker(sock, api.Answer, who="the dialer", ended=ended)
 
     @classmethod
-    def connect(cls, path: Path) -> Self:
+    def connect(cls, path: Path, ended: Callable[[], None] | None = None) -> Self:
         """Unavailable when nobody listens there."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -50,7 +51,7 @@ class DialerControl:
         except OSError as error:
             sock.close()
             raise Unavailable(f"the dialer cannot be reached at {path}: {error.strerror}") from error
-        return cls(sock)
+        return cls(sock, ended)
 
     def close(self) -> None:
         """Hang up. What is bound stays bound."""

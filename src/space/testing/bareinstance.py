@@ -22,6 +22,7 @@ from space.testing import leaks
 from space.testing.machine import isolated_python
 
 _READY_WITHIN = 60.0
+BESIDE_NODE = ("rootd", "broker", "audit", "dialer", "gateway")  # what a node needs, in this order
 
 
 class BareInstance:

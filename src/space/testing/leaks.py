@@ -42,9 +42,9 @@ def of_sandboxes(instance: Instance) -> Things:
     for directory in (instance.sandboxes, instance.run / "vm", instance.run / "netns"):
         found |= {f"file {path}" for path in _entries(directory)}
     used = _used_slots(instance)
-    spare = [path for path in _entries(instance.run / "netns") if int(path.name) not in used]
+    spare = {path.stem for path in _entries(instance.run / "netns") if int(path.stem) not in used}
     if used and len(spare) <= READY_SLOTS:
-        found -= {f"{kind} {path}" for path in spare for kind in ("file", "mount")}
+        found = {thing for thing in found if not _of_slots(thing, instance, spare)}
     return frozenset(found)
 
 
@@ -106,6 +106,15 @@ def _processes(instance: Instance, uids: range) -> Iterator[str]:
         if (owner in uids or named or f"/{instance.cgroup}/" in groups + "/") and namespaces.start_time(int(entry.name)) is not None:
             words = command.replace(b"\0", b" ").decode(errors="replace").strip()
             yield f"process {entry.name} of uid {owner}: {words[:160]}"
+
+
+def _of_slots(thing: str, instance: Instance, slots: set[str]) -> bool:
+    """Whether it is what a slot without a sandbox is: a namespace, the mark of its edge, the cgroups of its worker to be."""
+    kind, _, where = thing.partition(" ")
+    path = Path(where)
+    if kind in ("file", "mount"):
+        return path.parent == instance.run / "netns" and path.stem in slots
+    return kind == "cgroup" and path.parent.name == Path(instance.cgroup).name and path.name in {f"worker-{slot}" for slot in slots}
 
 
 def _used_slots(instance: Instance) -> set[int]:

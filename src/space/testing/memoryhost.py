@@ -1,8 +1,8 @@
 """rootd's operations in memory, with the rules of `model.rootd`: idempotent by (sandbox, generation), conflicts where it says so.
 
 A VMM here is a `MemoryVmm`: an end that can be seen by descriptor (a pipe stands in for the pidfd: readable once it is dead), and a guest
-behind two pipes. `leftovers()` says what is still on this host. `fail_next(op)` makes the next call of an operation fail, before or
-after it had its effect.
+behind two pipes. An edge's listeners and its worker's cgroup files are descriptors that lead nowhere. `leftovers()` says what is still on
+this host. `fail_next(op)` makes the next call of an operation fail, before or after it had its effect.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from space.config import manifest
 from space.config.artefacts import Store
 from space.model.errors import Conflict, Gone, InvalidArgument, NotFound, Unavailable
 from space.model.rootd import BeginSnapshot, CreateSandbox, KeepTemplate, RebaseTemplate, SealTemplate, StageTemplate, StartVmm
-from space.rpc.rootd_client import Description, SandboxOnHost, SnapshotOnHost, Usage
+from space.rpc.rootd_client import Description, Listeners, SandboxOnHost, SnapshotOnHost, Usage
 
 
 @dataclass(slots=True)
@@ -68,10 +68,13 @@ class MemorySnapshot:
 
 
 class MemoryHost:
-    """One host's root."""
+    """One host's root. slots: number to whether its filter lets literal addresses in; rootless: templates without a root certificate."""
 
     def __init__(self) -> None:
-        self.slots: set[int] = set()
+        self.slots: dict[int, bool] = {}
+        self.rootless: set[str] = set()
+        self.provided: set[str] = set()
+        self.on_destroy: Callable[[], object] = lambda: None  # called when a slot goes
         self.sandboxes: dict[str, _Files] = {}
         self.snapshots: dict[str, MemorySnapshot] = {}
         self.held: set[str] = set()
@@ -113,11 +116,34 @@ class MemoryHost:
         ]
         return Description(tuple(sorted(self.slots)), tuple(found))
 
-    async def create_slot(self, slot: int) -> None:
-        """A number."""
-        await self._enter("create_slot")
-        self.slots.add(slot)
-        await self._leave("create_slot")
+    async def create_edge(self, slot: int, synthetic: str, *, literal: bool) -> Listeners:
+        """A number, and where its packets go."""
+        await self._enter("create_edge")
+        assert synthetic, "a network"
+        self.slots[slot] = literal
+        await self._leave("create_edge")
+        return Listeners(*(_nowhere() for _ in range(3)))
+
+    async def worker_cgroup(self, slot: int) -> tuple[int, ...]:
+        """Two hierarchies."""
+        await self._enter("worker_cgroup")
+        await self._leave("worker_cgroup")
+        return _nowhere(), _nowhere()
+
+    async def slot_counters(self, slot: int) -> dict[str, int]:
+        """Fixed figures."""
+        await self._enter("slot_counters")
+        if slot not in self.slots:
+            raise NotFound(f"there is no slot {slot} on this host")
+        return {"guest_udp": 2, "admitted_tcp": 5}
+
+    async def provide_root(self, template: str) -> None:
+        """The broker has it."""
+        await self._enter("provide_root")
+        if template in self.rootless:
+            raise NotFound(f"template {template} has no root certificate", hint="build it again")
+        self.provided.add(template)
+        await self._leave("provide_root")
 
     async def destroy_slot(self, slot: int) -> None:
         """Conflict while a VMM of it lives."""
@@ -125,7 +151,8 @@ class MemoryHost:
         for name, files in self.sandboxes.items():
             if files.record.slot == slot and files.vmm is not None and files.vmm.alive:
                 raise Conflict(f"slot {slot} is used by the VMM of {name}")
-        self.slots.discard(slot)
+        if self.slots.pop(slot, None) is not None:
+            self.on_destroy()
         await self._leave("destroy_slot")
 
     async def create_sandbox(self, record: CreateSandbox) -> None:
@@ -346,3 +373,7 @@ class MemoryHost:
         faults = self._faults[op]
         if faults and faults[0][1] == when:
             raise faults.pop(0)[0]
+
+
+def _nowhere() -> int:
+    return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)

@@ -20,10 +20,12 @@ from space.config.artefacts import Store, TemplateManifest
 from space.core.lifecycle.admission import Capacity
 from space.node.archive import Archive
 from space.node.board import Board
+from space.node.egress import Egress
 from space.node.gate import Gate
 from space.node.history import History
 from space.node.ledger import Ledger
 from space.node.node import Node
+from space.node.policies import Policies
 from space.node.processes import Quota
 from space.node.release import Releases
 from space.node.slots import Slots
@@ -35,6 +37,7 @@ from space.rpc.session import Door, Session
 from space.testing.fakevmm import AnyGuest, FakeVmm
 from space.testing.guest import FakeGuest
 from space.testing.memoryhost import MemoryHost, MemoryVmm
+from space.testing.memoryservices import MemoryServices
 
 ROOMY = Capacity(memory_mib=1 << 20, sandboxes=1000, boots=1000, queue=1000)
 QUOTA = Quota()
@@ -68,13 +71,17 @@ class Lifeline:
 
 
 class MemoryNode:
-    """A node and its host. directory: for its ledger, its socket and a store with a `base` template that no byte of is read."""
+    """A node, its host and its services of egress, which live on when it crashes.
+
+    directory: for its ledger, its socket and a store with a `base` template that no byte of is read.
+    """
 
     def __init__(
         self,
         directory: Path,
         *,
         host: MemoryHost | None = None,
+        services: MemoryServices | None = None,
         guests: Callable[[], AnyGuest] = FakeGuest,
         capacity: Capacity = ROOMY,
         trace: Trace = no_trace,
@@ -84,6 +91,7 @@ class MemoryNode:
         interval: float = 0.0,
     ) -> None:
         self.host = host or MemoryHost()
+        self.services = services or MemoryServices(self.host)
         self.path = directory / "node.sock"
         self._directory = directory
         self._capacity = capacity
@@ -110,13 +118,15 @@ class MemoryNode:
         self._lifeline = Lifeline(self.host)
         ledger = Ledger(self._directory / "ledger.db")
         rootd: Any = self._lifeline  # a proxy of `MemoryHost`
-        releases = Releases(rootd, ledger)
+        egress = Egress(self.services.links, rootd, Policies(self._directory / "policies"), "198.18.0.0/15")
+        releases = Releases(rootd, ledger, egress)
         around = Surroundings(
             rootd=rootd,
             vmm=FakeVmm(rootd, self._guests),
             ledger=ledger,
             gate=Gate(self._capacity),
-            slots=Slots(ledger, rootd, releases, ready=self._ready_slots),
+            slots=Slots(ledger, rootd, releases, egress.synthetic, ready=self._ready_slots),
+            egress=egress,
             releases=releases,
             board=Board(),
             accelerators=Accelerators("tcg", self._directory, device_is_there=False, boot_id="boot"),
@@ -140,6 +150,7 @@ class MemoryNode:
         self.node.around.archive.stop()
         self.node.around.history.stop()
         self.node.around.releases.give_up()
+        self.node.around.egress.give_up()
         self.node.around.ledger.close()
         self._shut()
 
@@ -158,6 +169,7 @@ class MemoryNode:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._shut()
+        self.services.close()
 
     def _shut(self) -> None:
         if self._door is not None and self._listener is not None:
@@ -165,6 +177,7 @@ class MemoryNode:
             self._listener.close()
             self._door = None
             self.node.around.releases.give_up()
+            self.node.around.egress.give_up()
             self.node.around.history.stop()
             self.node.around.archive.stop()
 

@@ -34,6 +34,7 @@ T = TypeVar("T")
 
 STAYS, DIES, SPINS = "a" * 16, "b" * 16, "c" * 16  # templates by what their guest does after a word
 DISK_BYTES = 8 << 20
+SYNTHETIC = "198.18.0.0/15"
 WORD = b"hello"
 _FIRMWARE = ("bios-microvm.bin", "pvh.bin", "linuxboot_dma.bin", "kvmvapic.bin")
 _FIRST_FREE_BLOCK, _BLOCKS = 1000, 500_000
@@ -143,7 +144,7 @@ class RootHost:
         request = CreateSandbox(new_sandbox_id(), 1, slot, template, fields["disk_mib"], fields["memory_mib"], fields["cpus"], snapshot)
 
         async def work(client: RootdClient) -> None:
-            await client.create_slot(slot)
+            (await client.create_edge(slot, SYNTHETIC, literal=False)).close()
             await client.create_sandbox(request)
 
         self.ask(work)

@@ -74,7 +74,7 @@ async def test_failed_step_is_named_and_nothing_is_left(tmp_path: Path) -> None:
         assert lab.node.around.gate.memory_mib == 0
 
 
-@pytest.mark.parametrize("op", ["create_slot", "create_sandbox", "start_vmm", "keep_template", "rebase_template"])
+@pytest.mark.parametrize("op", ["create_edge", "create_sandbox", "start_vmm", "keep_template", "rebase_template"])
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_fault_of_the_host_at_every_step_leaves_no_builder(tmp_path: Path, op: str, when: str) -> None:
     async with MemoryNode(tmp_path) as lab, lab.connected() as session:
@@ -122,7 +122,7 @@ async def test_what_is_wrong_is_refused_before_anything_boots(tmp_path: Path) ->
             await build(session, _HEAD.replace('base"\n', 'other"\n'))
         with pytest.raises(NotFound):
             await build(session, _HEAD, base="f" * 32)
-        assert "create_slot" not in lab.host.calls
+        assert "create_edge" not in lab.host.calls
 
 
 async def test_tenants_see_their_own_and_the_shipped(tmp_path: Path) -> None:

@@ -12,13 +12,16 @@ import pytest
 from space.model.errors import NoCapacity
 from space.model.ids import new_sandbox_id
 from space.node import limits
+from space.node.egress import Egress
 from space.node.ledger import Kind, Ledger
+from space.node.policies import Policies
 from space.node.release import Releases
 from space.node.slots import Slots
 from space.rpc import node_api as api
 from space.rpc.session import Message, Session
 from space.testing.memoryhost import MemoryHost
 from space.testing.memorynode import MemoryNode
+from space.testing.memoryservices import MemoryServices
 
 
 async def _until(condition: Callable[[], bool]) -> None:
@@ -42,28 +45,29 @@ async def _delete(session: Session, sandbox: str) -> None:
 
 async def test_slots_are_the_lowest_free_numbers_and_run_out(tmp_path: Path) -> None:
     ledger, host = Ledger(tmp_path / "ledger.db"), MemoryHost()
-    slots = Slots(ledger, host, Releases(host, ledger), count=3)
-    assert [slots.take(f"sb-{n}", 1, "acme") for n in range(3)] == [(0, False), (1, False), (2, False)]
+    egress = Egress(MemoryServices(host).links, host, Policies(tmp_path / "policies"), "198.18.0.0/15")
+    slots = Slots(ledger, host, Releases(host, ledger, egress), egress.synthetic, count=3)
+    assert [slots.take(f"sb-{n}", 1, "acme") for n in range(3)] == [(0, None), (1, None), (2, None)]
     with pytest.raises(NoCapacity, match="all 3 slots"):
         slots.take("sb-x", 1, "acme")
     ledger.release(Kind.SLOT, "1")
-    assert slots.take("sb-y", 1, "acme") == (1, False)
+    assert slots.take("sb-y", 1, "acme") == (1, None)
 
 
 async def test_the_second_create_finds_its_slot_ready_and_a_used_slot_is_made_anew(tmp_path: Path) -> None:
     async with MemoryNode(tmp_path, ready_slots=2) as sim, sim.connected() as session:
         first = await _create(session)
-        await _until(lambda: sim.host.slots == {0, 1, 2})
-        made = sim.host.calls.count("create_slot")
+        await _until(lambda: set(sim.host.slots) == {0, 1, 2})
+        made = sim.host.calls.count("create_edge")
         sim.host.calls.clear()
         second = await _create(session)
         before = sim.host.calls[: sim.host.calls.index("start_vmm")]
         assert made == 3
-        assert "create_slot" not in before
+        assert "create_edge" not in before
         assert sim.node.around.ledger.slot_of(second) == 2
-        await _until(lambda: sim.host.slots == {0, 1, 2, 3})
+        await _until(lambda: set(sim.host.slots) == {0, 1, 2, 3})
         await _delete(session, second)
-        assert sim.host.slots == {0, 1, 3}  # 2 was destroyed, with its VMM's end
+        assert set(sim.host.slots) == {0, 1, 3}  # 2 was destroyed, with its VMM's end
         third = await _create(session)
         assert sim.node.around.ledger.slot_of(third) in (1, 3)
         for each in (first, third):
@@ -96,10 +100,10 @@ async def test_a_create_within_the_linger_uses_what_is_ready(tmp_path: Path) -> 
         sandbox = await _create(session)
         await _until(lambda: len(sim.host.slots) == 3)
         await _delete(session, sandbox)
-        made = sim.host.calls.count("create_slot")
+        made = sim.host.calls.count("create_edge")
         sandbox = await _create(session)
         assert sim.node.around.ledger.slot_of(sandbox) == 2
-        assert sim.host.calls[: sim.host.calls.index("start_vmm", sim.host.calls.index("destroy_slot"))].count("create_slot") == made
+        assert sim.host.calls[: sim.host.calls.index("start_vmm", sim.host.calls.index("destroy_slot"))].count("create_edge") == made
         await _delete(session, sandbox)
 
 
@@ -122,16 +126,16 @@ async def test_a_stopping_node_and_one_that_follows_a_crash_leave_no_ready_slot(
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_slot_that_cannot_be_made_ahead_costs_nothing_but_the_time(tmp_path: Path, when: str) -> None:
     async with MemoryNode(tmp_path, ready_slots=2) as sim, sim.connected() as session:
-        sim.host.fail_next("create_slot", NoCapacity("full"), when=when)
+        sim.host.fail_next("create_edge", NoCapacity("full"), when=when)
         with pytest.raises(AssertionError, match="full"):
             await _create(session)  # its own
         await _until(lambda: not sim.host.slots)  # there is no sandbox to keep some for
         one = await _create(session)
         await _until(lambda: len(sim.host.slots) == 3)
         await sim.node.around.slots.drain()
-        sim.host.fail_next("create_slot", NoCapacity("full"), when=when)
+        sim.host.fail_next("create_edge", NoCapacity("full"), when=when)
         sim.node.around.slots.refill()
-        await _until(lambda: not sim.host._faults["create_slot"])
+        await _until(lambda: not sim.host._faults["create_edge"])
         await _until(lambda: len(sim.host.slots) == 1)
         two = await _create(session)
         await _until(lambda: len(sim.host.slots) == 4)

@@ -3,7 +3,7 @@
     requested -> preparing -> running <-> paused
     any -> deleting -> gone          any but gone -> failed
 
-Requests come from outside (`create`, `delete`, `pause`, `resume`, `use`); occurrences come from the sandbox's own task
+Requests come from outside (`create`, `delete`, `pause`, `resume`, `use`, `policy`); occurrences come from the sandbox's own task
 (`begin`, `ready`, `fault`, `ended`). Both stand in one table; a pair that is missing can only be our own mistake and raises.
 Delete is legal in every phase.
 """
@@ -25,6 +25,7 @@ class Request(StrEnum):
     PAUSE = "pause"
     RESUME = "resume"
     USE = "use"  # exec, noop, metrics, trees: whatever needs the guest's daemon
+    POLICY = "policy"  # another policy for its egress
 
     BEGIN = "begin"
     READY = "ready"
@@ -109,6 +110,14 @@ TABLE: dict[tuple[Phase, Request], Answer] = {
     (_P.DELETING, _R.USE): _DELETING,
     (_P.GONE, _R.USE): _GONE,
     (_P.FAILED, _R.USE): _FAILED,
+    # another policy: in every phase in which it may come to speak, or does
+    (_P.REQUESTED, _R.POLICY): Accept(_P.REQUESTED),
+    (_P.PREPARING, _R.POLICY): Accept(_P.PREPARING),
+    (_P.RUNNING, _R.POLICY): Accept(_P.RUNNING),
+    (_P.PAUSED, _R.POLICY): Accept(_P.PAUSED),
+    (_P.DELETING, _R.POLICY): _DELETING,
+    (_P.GONE, _R.POLICY): _GONE,
+    (_P.FAILED, _R.POLICY): _FAILED,
     # what happens to it
     (_P.REQUESTED, _R.BEGIN): Accept(_P.PREPARING),
     (_P.PREPARING, _R.READY): Accept(_P.RUNNING),
