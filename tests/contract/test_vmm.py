@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
+import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from space.config.artefacts import Store
 from space.config.instance import DATA_ROOT
-from space.core.wire import guest
-from space.model.errors import SandboxDied, SpaceError
-from space.model.ids import new_sandbox_id
+from space.core.wire import files, guest
+from space.model.errors import Conflict, NotFound, SandboxDied, SpaceError
+from space.model.ids import new_sandbox_id, new_snapshot_id
 from space.model.rootd import CreateSandbox, SandboxOp
 from space.node.egress import Egress
 from space.node.ledger import Ledger
@@ -21,7 +26,7 @@ from space.node.ops import Rootd
 from space.node.policies import Policies
 from space.node.release import Releases
 from space.node.vmm.qemu import QemuVmm
-from space.node.vmm.seam import Machine, MachinePlan, Vmm
+from space.node.vmm.seam import Machine, MachinePlan, SnapshotPlan, Vmm
 from space.rpc.rootd_client import RootdClient
 from space.rpc.session import Session
 from space.testing.bareinstance import bare_instance
@@ -48,20 +53,21 @@ class Subject:
         self.releases = Releases(rootd, self._ledger, egress)
 
     @asynccontextmanager
-    async def prepared(self) -> AsyncIterator[MachinePlan]:
-        """Slot and files of a sandbox, undone at the end; then nothing is left."""
+    async def prepared(self, slot: int = 0, snapshot: str = "", memory_mib: int = 256) -> AsyncIterator[MachinePlan]:
+        """Slot and files of a sandbox, undone at the end; then nothing of it is left."""
         name = new_sandbox_id()
         op = SandboxOp(name, 1)
         try:
-            (await self.rootd.create_edge(0, SYNTHETIC, literal=False)).close()
-            await self.rootd.create_sandbox(CreateSandbox(name, 1, 0, self._template, self._disk_mib, 256, 1))
-            yield MachinePlan(name, 1, 1, 256, "tcg")
+            (await self.rootd.create_edge(slot, SYNTHETIC, literal=False)).close()
+            await self.rootd.create_sandbox(CreateSandbox(name, 1, slot, self._template, self._disk_mib, memory_mib, 1, snapshot))
+            yield MachinePlan(name, 1, 1, memory_mib, "tcg")
         finally:
             await self.releases.vmm(op)
             await self.releases.files(op)
-            await self.releases.slot(0)
+            await self.releases.slot(slot)
             left = await self.rootd.describe()
-            assert (left.slots, left.sandboxes) == ((), ())
+            assert slot not in left.slots
+            assert name not in {each.sandbox for each in left.sandboxes}
 
     @asynccontextmanager
     async def booted(self) -> AsyncIterator[tuple[MachinePlan, Machine]]:
@@ -73,15 +79,76 @@ class Subject:
             finally:
                 await machine.aclose()
 
+    @asynccontextmanager
+    async def warm(self, *, shared: bool) -> AsyncIterator[tuple[str, Machine, Session]]:
+        """A snapshot of a machine that is configured and runs on, with its session."""
+        name = new_snapshot_id()
+        async with self.booted() as (plan, machine):
+            session = await hello(machine, life=guest.life(plan.sandbox, 1))
+            await configure(session, plan)
+            guest.expect(guest.Done, await session.call("prepare_snapshot", guest.PrepareSnapshot(drop_caches=False)))
+            try:
+                taken = await machine.snapshot(SnapshotPlan(name, shared=shared))
+                assert taken.snapshot == name
+                assert 0 < taken.stopped_ms < 10_000
+                if shared:
+                    await self.rootd.hold_memory(name)
+                yield name, machine, session
+            finally:
+                await session.aclose()
+                await self.rootd.discard_snapshot(name)
+                assert await self.rootd.list_snapshots() == ()
+
+    @asynccontextmanager
+    async def clone(self, snapshot: str, slot: int) -> AsyncIterator[tuple[MachinePlan, Machine, Session]]:
+        """A sandbox made of a snapshot, greeted, and neither imprinted nor claimed."""
+        async with self.prepared(slot, snapshot) as plan:
+            machine = await self.vmm.restore(plan)
+            try:
+                await machine.resume()
+                session = await hello(machine, reconnect=True, life=guest.life(plan.sandbox, 1))
+                yield plan, machine, session
+                await session.aclose()
+            finally:
+                await machine.aclose()
+
     async def alive(self, plan: MachinePlan) -> bool:
         found = (await self.rootd.describe()).sandboxes
         return any(each.sandbox == plan.sandbox and each.alive for each in found)
 
 
-async def hello(machine: Machine, *, reconnect: bool = False) -> Session:
+async def hello(machine: Machine, *, reconnect: bool = False, life: int = 1) -> Session:
     control, bulk = await machine.connect()
     async with asyncio.timeout(BOOT):
-        return await Session.open_guest(control, bulk, 1, reconnect=reconnect)
+        return await Session.open_guest(control, bulk, life, reconnect=reconnect)
+
+
+async def configure(session: Session, plan: MachinePlan) -> guest.Configured:
+    request = guest.Configure(time.time_ns(), os.urandom(64), plan.sandbox, [], guest.life(plan.sandbox, plan.generation))
+    return guest.expect(guest.Configured, await session.call("configure", request))
+
+
+def imprint(plan: MachinePlan) -> guest.Imprint:
+    return guest.Imprint(os.urandom(64), plan.sandbox, secrets.token_hex(16), str(uuid.uuid4()))
+
+
+async def take_over(session: Session, plan: MachinePlan) -> guest.Configured:
+    guest.expect(guest.Imprinted, await session.call("imprint", imprint(plan)))
+    claim = guest.Claim(time.time_ns(), guest.life(plan.sandbox, plan.generation), [(b"A", b"1")], None)
+    return guest.expect(guest.Configured, await session.call("claim", claim))
+
+
+async def make(session: Session, name: str) -> None:
+    request = files.FileMkdir(f"/tmp/{name}".encode(), "root", None, parents=False)
+    guest.expect(files.FileAnswer, await session.call("file_mkdir", request))
+
+
+async def has(session: Session, name: str) -> bool:
+    try:
+        await session.call("file_stat", files.FileStat(f"/tmp/{name}".encode(), "root", follow=False))
+    except NotFound:
+        return False
+    return True
 
 
 async def noop(session: Session, seconds: float = 30) -> None:
@@ -213,6 +280,118 @@ async def a_boot_that_fails_or_is_cancelled_leaves_nothing(subject: Subject) -> 
         assert not await subject.alive(plan)
 
 
+async def clones_of_one_snapshot_go_on_by_themselves(subject: Subject) -> None:
+    async with (
+        subject.warm(shared=True) as (name, _, first),
+        subject.clone(name, 1) as (one, _, ours),
+        subject.clone(name, 2) as (two, _, theirs),
+    ):
+        identities = {(await take_over(session, plan)).boot_id for plan, session in ((one, ours), (two, theirs))}
+        assert len(identities) == 2
+        await make(ours, "one")
+        await make(theirs, "two")
+        await make(first, "first")
+        seen = [[await has(session, each) for each in ("one", "two", "first")] for session in (ours, theirs, first)]
+        assert seen == [[True, False, False], [False, True, False], [False, False, True]]
+
+
+async def a_restored_guest_answers_nothing_before_it_is_imprinted_and_claimed(subject: Subject) -> None:
+    async with subject.warm(shared=True) as (name, _, _), subject.clone(name, 1) as (plan, machine, session):
+        stat = files.FileStat(b"/tmp", "root", follow=False)
+        await noop(session)
+        claim = guest.Claim(time.time_ns(), guest.life(plan.sandbox, 1), [], None)
+        wrong_first: list[tuple[str, msgspec.Struct]] = [("file_stat", stat), ("claim", claim), ("processes", guest.Empty())]
+        for verb, request in wrong_first:
+            with pytest.raises(Conflict, match="not imprinted yet"):
+                await session.call(verb, request)
+        with pytest.raises(Conflict, match="not imprinted yet"):
+            await configure(session, plan)
+        guest.expect(guest.Imprinted, await session.call("imprint", imprint(plan)))
+        with pytest.raises(Conflict, match="not claimed yet"):
+            await session.call("file_stat", stat)
+        guest.expect(guest.Configured, await session.call("claim", claim))
+        guest.expect(files.FileAnswer, await session.call("file_stat", stat))
+        again = await hello(machine, reconnect=True, life=guest.life(plan.sandbox, 1))  # as an adoption does
+        guest.expect(files.FileAnswer, await again.call("file_stat", stat))
+        await again.aclose()
+
+
+async def a_restored_machine_stands_still_until_it_is_resumed(subject: Subject) -> None:
+    async with subject.warm(shared=True) as (name, _, _), subject.prepared(1, name) as plan:
+        machine = await subject.vmm.restore(plan)
+        try:
+            greeting = asyncio.create_task(hello(machine, reconnect=True, life=guest.life(plan.sandbox, 1)))
+            done, _ = await asyncio.wait({greeting}, timeout=0.5)
+            assert not done, "a machine that stands still answered"
+            await machine.resume()
+            session = await greeting
+            await noop(session)
+            await session.aclose()
+        finally:
+            await machine.aclose()
+
+
+async def a_clone_is_snapshot_and_restored_with_what_it_wrote(subject: Subject) -> None:
+    second = new_snapshot_id()
+    async with subject.warm(shared=True) as (name, _, _):
+        try:
+            async with subject.clone(name, 1) as (plan, machine, session):
+                await take_over(session, plan)
+                await make(session, "before")
+                await machine.pause()
+                taken = await machine.snapshot(SnapshotPlan(second, durable=True))
+                assert taken.private_bytes > 0
+                asked = asyncio.create_task(noop(session))
+                assert not (await asyncio.wait({asked}, timeout=0.5))[0], "it was paused before the snapshot, and is not after it"
+                await machine.resume()
+                await asked
+                await make(session, "after")
+                async with subject.clone(second, 2) as (other, _, theirs):
+                    await take_over(theirs, other)
+                    assert [await has(theirs, each) for each in ("before", "after")] == [True, False]
+            (told,) = [each for each in await subject.rootd.list_snapshots() if each.snapshot == second]
+            assert (told.parent, told.shared, told.durable, told.memory_mib) == (name, False, True, 256)
+        finally:
+            await subject.rootd.discard_snapshot(second)
+
+
+async def a_snapshot_that_is_refused_leaves_a_machine_that_runs(subject: Subject) -> None:
+    async with subject.warm(shared=True) as (name, machine, session):
+        with pytest.raises(Conflict, match="is there already"):
+            await machine.snapshot(SnapshotPlan(name))
+        await noop(session)
+        with pytest.raises(Conflict):  # of another shape
+            async with subject.prepared(1, name, 128):
+                pass
+        with pytest.raises(NotFound):
+            async with subject.prepared(1, new_snapshot_id()):
+                pass
+        await subject.rootd.release_memory(name)
+        async with subject.prepared(1, name) as plan:
+            with pytest.raises(Conflict, match="is not held"):
+                await subject.vmm.restore(plan)
+            with pytest.raises(Conflict, match="made of"):
+                await subject.rootd.discard_snapshot(name)
+            await subject.rootd.hold_memory(name)
+            machine = await subject.vmm.restore(plan)
+            await machine.aclose()
+
+
+async def a_machine_that_was_suspended_runs_no_more(subject: Subject) -> None:
+    async with subject.warm(shared=True) as (_, machine, session):
+        last = new_snapshot_id()
+        taken = await machine.snapshot(SnapshotPlan(last, durable=True, resume=False))
+        try:
+            assert "resume" not in taken.stages_ms
+            asked = asyncio.create_task(noop(session))
+            assert not (await asyncio.wait({asked}, timeout=0.5))[0]
+            await machine.kill()
+            with pytest.raises(SandboxDied):
+                await asked
+        finally:
+            await subject.rootd.discard_snapshot(last)
+
+
 CONTRACT = [
     boots_connects_and_says_hello,
     a_new_connection_kills_the_earlier_pipes,
@@ -221,6 +400,12 @@ CONTRACT = [
     a_machine_is_adopted_by_another_driver,
     a_guest_that_shuts_down_is_told,
     a_boot_that_fails_or_is_cancelled_leaves_nothing,
+    clones_of_one_snapshot_go_on_by_themselves,
+    a_restored_guest_answers_nothing_before_it_is_imprinted_and_claimed,
+    a_restored_machine_stands_still_until_it_is_resumed,
+    a_clone_is_snapshot_and_restored_with_what_it_wrote,
+    a_snapshot_that_is_refused_leaves_a_machine_that_runs,
+    a_machine_that_was_suspended_runs_no_more,
 ]
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from space.core.wire import guest as wire
 from space.model.errors import DeadlineExceeded, InvalidArgument, NotFound, ProtocolError, SpaceError, TooLarge
+from space.model.rootd import SandboxOp
 from space.model.sandbox import MAX_ARGUMENTS as _MOST_REQUEST
 from space.node import limits
 from space.node.vmm.seam import Pipe
@@ -31,13 +32,15 @@ FED = frozenset({"file_write", "connect"})
 class Guest:
     """One session with one guest."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, life: int) -> None:
         self._session = session
+        self._life = life
 
     @classmethod
-    async def open(cls, control: Pipe, bulk: Pipe, generation: int, *, reconnect: bool) -> Guest:
+    async def open(cls, control: Pipe, bulk: Pipe, op: SandboxOp, *, reconnect: bool) -> Guest:
         """The session over these pipes, which it owns from now on. As long as the boot takes: bound it."""
-        return cls(await Session.open_guest(control, bulk, generation, reconnect=reconnect))
+        life = wire.life(op.sandbox, op.generation)
+        return cls(await Session.open_guest(control, bulk, life, reconnect=reconnect), life)
 
     async def broken(self) -> SpaceError:
         """Until the session is over; why."""
@@ -57,10 +60,10 @@ class Guest:
 
     # -- calls with one answer -----------------------------------------------------------------------------------
 
-    async def configure(self, *, hostname: str, env: Mapping[str, str], generation: int) -> wire.Configured:
+    async def configure(self, *, hostname: str, env: Mapping[str, str]) -> wire.Configured:
         """Entropy, clock, name, environment. Repeated after a pause and an adoption, for the clock: all else is the same again."""
         request = wire.Configure(
-            realtime_ns=time.time_ns(), entropy=os.urandom(_ENTROPY), hostname=hostname, env=environment(env), generation=generation
+            realtime_ns=time.time_ns(), entropy=os.urandom(_ENTROPY), hostname=hostname, env=environment(env), generation=self._life
         )
         with self.held_to_protocol():
             return wire.expect(wire.Configured, await self._session.call("configure", request))

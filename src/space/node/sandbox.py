@@ -348,7 +348,7 @@ class Sandbox:
     async def _open_channel(self, *, reconnect: bool) -> None:
         assert self._machine is not None, "the VMM comes before the channel"
         control, bulk = await self._machine.connect()
-        self._guest = await Guest.open(control, bulk, self.record.generation, reconnect=reconnect)
+        self._guest = await Guest.open(control, bulk, self.op, reconnect=reconnect)
         self._undo.push_async_callback(self._guest.aclose)
         self.processes.connected(self._guest)
 
@@ -357,7 +357,7 @@ class Sandbox:
         record, guest = self.record, self._guest
         try:
             async with asyncio.timeout(seconds):
-                await self._while_alive(guest.configure(hostname=record.sandbox, env=record.env, generation=record.generation))
+                await self._while_alive(guest.configure(hostname=record.sandbox, env=record.env))
         except TimeoutError:
             return False
         return True

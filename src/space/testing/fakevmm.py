@@ -79,9 +79,11 @@ class FakeMachine:
             if ran and self._vmm.alive:
                 await self.resume()
             raise
+        stages = {"ready": 0.1, "stop": 0.2, "state": 0.2, "copy": 0.4, "memory": 0.3, "disk": 0.1}
         if ran and plan.resume:
             await self.resume()
-        return Taken(plan.snapshot, 1.0, 32 << 20, {"stop": 0.2, "state": 0.2, "copy": 0.4, "resume": 0.2})
+            stages["resume"] = 0.2
+        return Taken(plan.snapshot, 1.0, 32 << 20, stages | {"done": 0.1})
 
     async def wait(self) -> str:
         """Until it is dead."""
