@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from space.core.policy.kept import SIZE, Kept
 from space.core.policy.synthetic import NoAddress, SyntheticAddresses
 
 SMALL = IPv4Network("198.18.0.0/28")
@@ -77,3 +78,21 @@ def test_no_address_changes_its_name_within_the_hold_or_a_flow(steps: list[tuple
             flows.add(name)
         for held in flows:
             assert any(table.name(known) == held for known in believed)  # type: ignore[arg-type]
+
+
+def test_address_means_its_name_for_the_next_table_as_well_and_is_as_late_to_be_reused() -> None:
+    memory = bytearray(SIZE)
+    first = SyntheticAddresses(IPv4Network("198.18.0.0/24"), most=3, hold=10.0, kept=Kept(memory))
+    given = {name: first.address(name, 5.0) for name in ("a.example.com", "b.example.com", "c.example.com")}
+    second = SyntheticAddresses(IPv4Network("198.18.0.0/24"), most=3, hold=10.0, kept=Kept(memory))
+    assert {name: second.name(address) for name, address in given.items()} == {name: name for name in given}
+    assert second.address("b.example.com", 7.0) == given["b.example.com"]
+    with pytest.raises(NoAddress):
+        second.address("d.example.com", 14.0)
+    fresh = second.address("d.example.com", 15.0)
+    assert fresh not in given.values()
+    third = SyntheticAddresses(IPv4Network("198.18.0.0/24"), most=3, hold=10.0, kept=Kept(memory))
+    assert [third.name(given[name]) for name in sorted(given)] == [None, "b.example.com", "c.example.com"]
+    elsewhere = SyntheticAddresses(IPv4Network("100.64.0.0/24"), most=3, kept=Kept(memory))
+    assert len(elsewhere) == 0
+    assert elsewhere.address("b.example.com", 16.0) in IPv4Network("100.64.0.0/24")
