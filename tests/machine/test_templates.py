@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import hashlib
 import io
+import json
+import subprocess
 import tarfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,6 +21,7 @@ from space.model.errors import BuildFailed, Conflict, NotFound
 from space.model.ids import new_sandbox_id
 from space.rpc import node_api as api
 from space.rpc.session import Data, Session
+from space.setup import apt
 from space.testing.bareinstance import BESIDE_NODE, BareInstance, bare_instance
 
 _ANSWER = msgspec.msgpack.Decoder(api.BuildStep | api.TemplateInfo | api.Gap)
@@ -184,5 +190,94 @@ def test_step_that_fails_is_named_and_what_was_done_is_kept(bare: BareInstance) 
         assert len(list(bare.instance.templates.iterdir())) == 1
         info = msgspec.msgpack.decode(await session.call("info", api.Empty()), type=api.NodeInfo)
         assert (info.sandboxes, info.memory_used_mib) == (0, 0)
+
+    run(bare, work)
+
+
+IMAGE = """
+version = 1
+name = "image"
+
+[base]
+oci = "image.tar"
+
+[ready]
+run = ["grep", "up", "/tmp/up"]
+
+[[step]]
+run = "echo more > /more"
+"""
+
+
+def oci_archive(place: Path) -> bytes:
+    """An image of busybox, out of Debian's package of it, as an archive of a layout."""
+    deb = apt.download(apt.show("busybox-static"), place / "deb")
+    files = subprocess.run(["dpkg-deb", "--fsys-tarfile", deb], check=True, capture_output=True).stdout
+    links = io.BytesIO()
+    with tarfile.open(fileobj=links, mode="w") as archive:
+        for name in ("sh", "sleep", "echo", "cat", "grep", "sync", "ls", "id"):
+            link = tarfile.TarInfo(f"bin/{name}")
+            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+            archive.addfile(link)
+        gone = tarfile.TarInfo("usr/share/doc/.wh.busybox-static")
+        archive.addfile(gone)
+    stored: dict[str, bytes] = {"oci-layout": b'{"imageLayoutVersion": "1.0.0"}'}
+
+    def blob(data: bytes, kind: str) -> dict[str, object]:
+        digest = hashlib.sha256(data).hexdigest()
+        stored[f"blobs/sha256/{digest}"] = data
+        return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": f"sha256:{digest}", "size": len(data)}
+
+    layers = [blob(gzip.compress(files), "layer.v1.tar+gzip"), blob(links.getvalue(), "layer.v1.tar")]
+    inner = {"Env": ["PATH=/bin", "FROM=image"], "Cmd": ["/bin/sh", "-c", "echo up > /tmp/up; exec sleep 1000"], "WorkingDir": "/tmp"}
+    config = blob(json.dumps({"config": inner}).encode(), "config.v1+json")
+    manifest = blob(json.dumps({"schemaVersion": 2, "config": config, "layers": layers}).encode(), "manifest.v1+json")
+    stored["index.json"] = json.dumps({"schemaVersion": 2, "manifests": [manifest]}).encode()
+    return context(**stored)
+
+
+@pytest.mark.timeout(300)
+def test_image_of_debians_packages_becomes_a_template_whose_start_command_runs(bare: BareInstance, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    archive = oci_archive(tmp_path)
+
+    async def work(session: Session) -> None:
+        asked = api.TemplateBuild("acme", IMAGE, inputs={"image.tar": hashlib.sha256(archive).hexdigest()})
+        built, steps, said = await build(session, asked, context(**{"files/image.tar": archive}))
+        print([(step.title, step.took_ms) for step in steps if step.state == "done"], said.decode())
+        assert (built.start, built.user, built.cwd) == (["/bin/sh", "-c", "echo up > /tmp/up; exec sleep 1000"], "root", "/tmp")
+        again, cached, _ = await build(session, asked, context(**{"files/image.tar": archive}))
+        assert (again.digest, {step.state for step in cached}) == (built.digest, {"cached"})
+        sandbox = await create(session, built.digest, {})
+        await until(session, sandbox, ("cat", "/tmp/up"), "up\n")
+        said_there = await output(session, sandbox, "sh", "-c", "cat /more; echo $FROM; ls /; echo doc $(ls /usr/share/doc); id")
+        assert said_there.startswith("more\nimage\nbin\ndev\netc\nhome\n")
+        assert "\ndoc\nuid=0(root) gid=0(root)" in said_there
+        assert "SSL_CERT_FILE=" in await output(session, sandbox, "cat", "/etc/environment")
+
+    run(bare, work)
+
+
+@pytest.mark.timeout(300)
+def test_hostile_image_is_refused_in_the_builder(bare: BareInstance) -> None:
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as hostile:
+        hostile.addfile(tarfile.TarInfo("../../etc/cron.d/x"))
+    blobs = {"layer": layer.getvalue(), "config": b'{"config": {}}'}
+    named = {key: {"digest": f"sha256:{hashlib.sha256(data).hexdigest()}", "size": len(data)} for key, data in blobs.items()}
+    named["layer"]["mediaType"] = "application/vnd.oci.image.layer.v1.tar"
+    manifest = json.dumps({"config": named["config"], "layers": [named["layer"]]}).encode()
+    digest = hashlib.sha256(manifest).hexdigest()
+    index = {
+        "manifests": [{"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": f"sha256:{digest}", "size": len(manifest)}]
+    }
+    stored = {f"blobs/sha256/{hashlib.sha256(data).hexdigest()}": data for data in (*blobs.values(), manifest)}
+    archive = context(**stored, **{"index.json": json.dumps(index).encode()})
+
+    async def work(session: Session) -> None:
+        asked = api.TemplateBuild("acme", IMAGE, inputs={"image.tar": "1"})
+        with pytest.raises(BuildFailed, match=r"step 1 \(unpack image image.tar\): .*a path leads out of the tree"):
+            await build(session, asked, context(**{"files/image.tar": archive}))
+        assert list(bare.instance.templates.iterdir()) == []
 
     run(bare, work)

@@ -220,8 +220,8 @@ class _Build:
             await self._keep(layer.digest)
         await self._say(number, "done", round((time.monotonic() - began) * 1000))
 
-    async def _execute(self, run: Run, *, said: bytearray | None = None, quiet: bool = False) -> int | None:
-        """Run it; its output goes to the log, or into `said`. BuildFailed unless it ends with 0; quiet: the status, whichever."""
+    async def _execute(self, run: Run, *, sink: _Said | None = None) -> int | None:
+        """Run it; its output goes to the log. BuildFailed unless it ends with 0. sink: its output goes there, and the status counts."""
         env = {**self._image.env, **self._recipe.settings.env, **run.env, "SPACE_DOWNLOADS": f"{PLACE}/downloads"}
         asked = api.Exec(
             self._running.record.sandbox,
@@ -236,8 +236,8 @@ class _Build:
         with Reader(process) as reader:
             try:
                 await process.running()
-                sink: Any = self._stream if said is None and not quiet else _Said(said if said is not None else bytearray())
-                await reader.send(sink, follow=True)
+                to: Any = self._stream if sink is None else sink
+                await reader.send(to, follow=True)
             except BaseException as error:
                 process.left(kill=True)
                 if isinstance(error, SpaceError):
@@ -248,7 +248,7 @@ class _Build:
         assert end is not None, "all was sent"
         if end.reason is not None:
             raise BuildFailed(f"the builder ended: {end.reason}")
-        if end.code != 0 and not quiet:
+        if end.code != 0 and (sink is None or end.code is None):
             raise BuildFailed(_ending(end, run.timeout_seconds))
         return end.code
 
@@ -267,8 +267,10 @@ class _Build:
         await self._call(
             "file_write", wire_files.FileWrite(script.encode(), "root", 0o644, append=False, parents=True, exclusive=False), program
         )
-        said = bytearray()
-        await self._execute(Run(("python3", "-I", script, source, image), timeout_seconds=6 * 3600), said=said)
+        said, complaints = bytearray(), bytearray()
+        command = Run(("python3", "-I", script, source, image), timeout_seconds=6 * 3600)
+        if await self._execute(command, sink=_Said(said, complaints, self._stream)) != 0:
+            raise BuildFailed(complaints.decode(errors="replace").strip().rpartition("\n")[2][:500] or "the image was not unpacked")
         self._image = _settings_of_image(bytes(said))
 
     async def _call(self, verb: str, request: msgspec.Struct, data: bytes | None = None) -> None:
@@ -307,7 +309,7 @@ class _Build:
         check = Run(settings.ready.argv, user, cwd, settings.env, settings.ready.timeout_seconds)
         with suppress(TimeoutError):
             async with asyncio.timeout(settings.ready.timeout_seconds):
-                while await self._execute(check, quiet=True) != 0:  # noqa: ASYNC110 (a guest's own word)
+                while await self._execute(check, sink=_Said()) != 0:  # noqa: ASYNC110 (a guest's own word)
                     await asyncio.sleep(_READY_PAUSE)
                 return
         raise BuildFailed(f"it was not ready after {settings.ready.timeout_seconds} s: {' '.join(settings.ready.argv)[:200]}")
@@ -369,14 +371,19 @@ chown -R -- "$3:" "$2"
 
 
 class _Said:
-    """Where output goes that is no log: bounded, the rest is dropped."""
+    """Where output goes that is no log of the recipe's: bounded, the rest is dropped. stream: gets standard error as well."""
 
-    def __init__(self, kept: bytearray) -> None:
-        self._kept = kept
+    def __init__(self, out: bytearray | None = None, err: bytearray | None = None, stream: Stream | None = None) -> None:
+        self._kept = (out, err)
+        self._stream = stream
 
     async def send(self, data: bytes, lane: int = 0) -> None:
-        if lane == 0:
-            self._kept += data[: _MOST_SAID - len(self._kept)]
+        kept = self._kept[lane]
+        if kept is not None:
+            kept += data
+            del kept[: max(0, len(kept) - _MOST_SAID)]
+        if lane and self._stream is not None:
+            await self._stream.send(data, lane)
 
     async def send_message(self, message: msgspec.Struct) -> None:
         pass

@@ -30,8 +30,10 @@ def perform(place: Place, op: Shelving) -> tuple[int, ...]:
                 record = sandboxes.get(place, op)
                 _put(place, held, op, f"{record.sandbox}/{DISK}", place.directory, record.template)
             case RebaseTemplate():
+                # its guests trust the root that lies in the disk, whatever boots it
+                root = place.store.template_by_digest(op.template).root
                 with _directory(os.fspath(place.store.directory(op.template).parent)) as parent:
-                    _put(place, held, op, f"{op.template}/{DISK}", parent, op.onto)
+                    _put(place, held, op, f"{op.template}/{DISK}", parent, op.onto, root=root)
             case StageTemplate():
                 return (_stage(place, held, op),)
             case SealTemplate():
@@ -71,11 +73,18 @@ def _put(
     disk: str,
     directory: int,
     onto: str,
+    *,
+    root: str | None = None,
     parent: str | None = None,
 ) -> None:
     machine = place.store.template_by_digest(onto)
     wanted = replace(
-        machine, digest=op.digest, parent=onto if parent is None else parent, version=manifests.VERSION, **manifests.settings(op.settings)
+        machine,
+        digest=op.digest,
+        parent=onto if parent is None else parent,
+        root=machine.root if root is None else root,
+        version=manifests.VERSION,
+        **manifests.settings(op.settings),
     )
     try:
         source = files.open_beneath(directory, disk, os.O_RDONLY)

@@ -18,7 +18,7 @@ import stat
 import sys
 import tarfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import IO, Any
 
 NEW, OLD = "space-new", "space-old"
@@ -36,6 +36,7 @@ _MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.doc
 _REFERENCE = "org.opencontainers.image.ref.name"
 _ATTRIBUTES = ("security.capability", "user.")
 _STAYS = ("dev", "proc", "sys", "run")
+_TRUST = ("etc/environment", "etc/ssl/certs/ca-certificates.crt", "usr/local/share/ca-certificates/space.crt")
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -289,27 +290,55 @@ def layers(layout: Layout, manifest: Any) -> Iterator[IO[bytes]]:
 # -- putting it in place --------------------------------------------------------------------------------------------------
 
 
-def furnish(root: str) -> None:
-    """What every sandbox's daemon counts on: places to mount on, a resolver's file, and the account of its commands."""
+@contextmanager
+def _within(new: str, here: int) -> Iterator[None]:
+    """With `new` as this process's root: no link of the tree's leads anywhere else."""
+    os.chroot(new)
+    os.chdir("/")
+    try:
+        yield
+    finally:
+        os.fchdir(here)
+        os.chroot(".")
+
+
+def _content(path: str) -> bytes:
+    with suppress(FileNotFoundError), open(path, "rb") as file:
+        return file.read(8 << 20)
+    return b""
+
+
+def furnish(kept: dict[str, bytes]) -> None:
+    """What every sandbox counts on, in this process's root: places to mount on, a resolver's file, the account of its commands.
+
+    kept: whom the base trusts, by path; for the gateway answers in the name of servers.
+    """
     for name in (*_STAYS, "tmp", "etc", "home"):
-        if not os.path.isdir(f"{root}/{name}"):
-            remove(f"{root}/{name}")
-            os.mkdir(f"{root}/{name}", 0o755)
-    os.chmod(f"{root}/tmp", 0o1777)
+        if os.path.islink(f"/{name}") or not os.path.isdir(f"/{name}"):
+            remove(f"/{name}")
+            os.mkdir(f"/{name}", 0o755)
+    os.chmod("/tmp", 0o1777)
+    for name, data in kept.items():
+        if data:
+            _parents(f"/{name}".rpartition("/")[0])
+            remove(f"/{name}")
+            with open(f"/{name}", "xb") as held:
+                held.write(data)
+            os.chmod(f"/{name}", 0o644)
     for name, text in (
         ("hostname", "sandbox\n"),
         ("hosts", "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost ip6-localhost ip6-loopback\n"),
         ("resolv.conf", ""),
         ("machine-id", ""),
     ):
-        remove(f"{root}/etc/{name}")
-        with open(f"{root}/etc/{name}", "x") as file:
+        remove(f"/etc/{name}")
+        with open(f"/etc/{name}", "x") as file:
             file.write(text)
     for name, plain, ours in (
         ("passwd", ["root:x:0:0:root:/root:/bin/sh"], "user:x:1000:1000::/home/user:/bin/sh"),
         ("group", ["root:x:0:"], "user:x:1000:"),
     ):
-        path = f"{root}/etc/{name}"
+        path = f"/etc/{name}"
         lines = plain
         with suppress(FileNotFoundError, IsADirectoryError), open(path, errors="surrogateescape") as file:
             lines = file.read(1 << 20).splitlines()
@@ -317,16 +346,16 @@ def furnish(root: str) -> None:
             remove(path)
             with open(path, "x", errors="surrogateescape") as file:
                 file.write("\n".join([*lines, ours]) + "\n")
-    if not os.path.lexists(f"{root}/home/user"):
-        os.mkdir(f"{root}/home/user", 0o755)
-        os.chown(f"{root}/home/user", 1000, 1000)
+    if not os.path.lexists("/home/user"):
+        os.mkdir("/home/user", 0o755)
+        os.chown("/home/user", 1000, 1000)
 
 
 def replace(root: str) -> None:
     """Give the new tree's entries the places of the old one's. Everything that this needs is in memory: the old one is gone then."""
     old = f"{root}/{OLD}"
     os.mkdir(old)
-    for name in os.listdir(root):
+    for name in os.listdir(f"{root}/"):
         if name not in (*_STAYS, NEW, OLD):
             os.rename(f"{root}/{name}", f"{old}/{name}")
     for name in os.listdir(f"{root}/{NEW}"):
@@ -344,16 +373,13 @@ def unpack(layout: Layout, manifest: Any, root: str) -> None:
     facts = os.statvfs(new)
     here = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
     tree = Tree(facts.f_bavail * facts.f_frsize)
+    kept = {name: _content(f"{root}/{name}") for name in _TRUST}
     for layer in layers(layout, manifest):
-        os.chroot(new)
-        os.chdir("/")
-        try:
+        with _within(new, here):
             tree.lay(layer)
-        finally:
-            os.fchdir(here)
-            os.chroot(".")
+    with _within(new, here):
+        furnish(kept)
     os.close(here)
-    furnish(new)
 
 
 def settings(config: Any) -> dict[str, Any]:
