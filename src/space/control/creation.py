@@ -33,16 +33,26 @@ _NEVER_BEGUN = (InvalidArgument, NotFound, TooLarge)  # of these a node's words 
 
 
 class Creation:
-    """Who makes sandboxes. heed: takes a level of the node. absent: the node has no such sandbox."""
+    """Who makes sandboxes. heed: takes a level of the node. absent: the node has no such sandbox.
+
+    resolve: name and digest of a template's reference.
+    """
 
     def __init__(
-        self, book: Book, ends: Ends, link: NodeLink, heed: Callable[[SandboxState], None], absent: Callable[[Entry], None]
+        self,
+        book: Book,
+        ends: Ends,
+        link: NodeLink,
+        heed: Callable[[SandboxState], None],
+        absent: Callable[[Entry], None],
+        resolve: Callable[[str, str], tuple[str, str]],
     ) -> None:
         self._book = book
         self._ends = ends
         self._link = link
         self._heed = heed
         self._absent = absent
+        self._resolve = resolve
         self._stopping = False
 
     def stopping(self) -> None:
@@ -54,10 +64,11 @@ class Creation:
     async def drive(self, entry: Entry, *, keep_refused: bool) -> None:
         """A create, from its row to running or failed."""
         record, spec = entry.record, entry.record.spec
-        request = Create(
-            record.id, record.tenant, record.generation, spec.template, spec.cpus, spec.memory_mib, spec.disk_mib, dict(spec.env)
-        )
         try:
+            name, digest = self._resolve(record.tenant, spec.template)
+            request = Create(
+                record.id, record.tenant, record.generation, name, spec.cpus, spec.memory_mib, spec.disk_mib, dict(spec.env), digest=digest
+            )
             if record.desired == UNWANTED:
                 return
             async with asyncio.timeout(limits.CREATE_SECONDS):

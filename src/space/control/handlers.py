@@ -12,9 +12,9 @@ from space.control.answers import Answer
 from space.control.call import Call, flag
 from space.control.services import Services
 from space.control.trees import TreeAnswer
-from space.control.wire import CreateRequest, Health, KeyCreated, KeyList, KeyRequest, MetricsInfo, SandboxList, TemplateInfo, TemplateList
+from space.control.wire import CreateRequest, Health, KeyCreated, KeyList, KeyRequest, MetricsInfo, SandboxList
 from space.model.errors import InvalidArgument
-from space.rpc.node_api import Done, Empty, Metrics, NodeInfo, Target, Tree
+from space.rpc.node_api import Done, Metrics, Target, Tree
 
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,128}\Z")
 
@@ -94,12 +94,6 @@ async def sandbox_metrics(call: Call, services: Services) -> Answer:
     await services.sandboxes.usable(call.tenant, call.params["id"])
     found = await call.while_there(services.link.call("metrics", Target(call.params["id"]), Metrics))
     return answers.value(msgspec.convert(found, MetricsInfo, from_attributes=True))
-
-
-async def list_templates(call: Call, services: Services) -> Answer:
-    """GET /v1/templates."""
-    info = await services.link.call("info", Empty(), NodeInfo)
-    return answers.value(TemplateList([TemplateInfo(name) for name in sorted(info.templates)]))
 
 
 async def list_keys(call: Call, services: Services) -> Answer:

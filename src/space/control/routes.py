@@ -6,7 +6,7 @@ authentication and its tenant check.
 
 from __future__ import annotations
 
-from space.control import handlers, prometheus, routes_egress_log, routes_files, routes_processes, routes_tenants, trees
+from space.control import handlers, prometheus, routes_egress_log, routes_files, routes_processes, routes_templates, routes_tenants, trees
 from space.control.route import GUEST, JSON, SANDBOX, TEXT, WHERE, Access, Body, Query, Reply, Route
 from space.control.wire import (
     CreateRequest,
@@ -16,7 +16,6 @@ from space.control.wire import (
     KeyRequest,
     MetricsInfo,
     SandboxList,
-    TemplateList,
     TreeInfo,
 )
 from space.model.errors import (
@@ -162,18 +161,6 @@ _SANDBOXES: tuple[Route, ...] = (
     ),
     Route(
         "GET",
-        "/v1/templates",
-        "list_templates",
-        "What can be booted",
-        Access.TENANT,
-        handlers.list_templates,
-        (Reply(200, "All of it", {JSON: TemplateList}),),
-        errors=(DeadlineExceeded, ProtocolError),
-        reserved=True,
-        audit=False,
-    ),
-    Route(
-        "GET",
         "/v1/keys",
         "list_keys",
         "Every key, without secrets",
@@ -243,4 +230,5 @@ ROUTES: tuple[Route, ...] = (
     *routes_files.ROUTES,
     *routes_tenants.ROUTES,
     *routes_egress_log.ROUTES,
+    *routes_templates.ROUTES,
 )

@@ -37,6 +37,8 @@ from space.model.sandbox import Phase, SandboxInfo, SandboxSpec
 from space.model.tenants import Usage
 from space.rpc.node_api import NodeInfo, SandboxState, Target
 
+Resolve = Callable[[str, str], tuple[str, str]]
+
 
 class Sandboxes:
     """The service behind the routes. It is the node link's listener."""
@@ -65,12 +67,13 @@ class Sandboxes:
         self._closing = False
         self._isolation = "unknown"
 
-    async def start(self, link: NodeLink, figures: Figures) -> None:
-        """Take up what the store holds. Before the link runs."""
+    async def start(self, link: NodeLink, figures: Figures, resolve: Resolve = lambda tenant, name: (name, "")) -> None:
+        """Take up what the store holds. Before the link runs. resolve: name and digest of a template's reference."""
         self._link = link
+        self._resolve = resolve
         self._observe_stages: Callable[[dict[str, float]], None] = figures.stages
         self._ends = Ends(self._book, link)
-        self._creation = Creation(self._book, self._ends, link, self.node_level, self._absent)
+        self._creation = Creation(self._book, self._ends, link, self.node_level, self._absent, resolve)
         self._expiry = Expiry(self._book, self._ends, self._activity, self._pause, figures.idle)
         self._memory = Memory(self._book)
         await self._book.load()
@@ -107,6 +110,7 @@ class Sandboxes:
         """
         if repeat is not None and (earlier := self._book.repeated(tenant, repeat[0])) is not None:
             return await self._creation.join(tenant, earlier, repeat[1], wait=wait)
+        self._resolve(tenant, spec.template)
         if self._closing:
             raise Unavailable("the server ends its sandboxes and stops")
         if not self._link.is_up:

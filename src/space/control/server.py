@@ -48,6 +48,7 @@ from space.control.quotas import defaults as quota_defaults
 from space.control.sandboxes import Sandboxes
 from space.control.services import Services
 from space.control.store.store import Store
+from space.control.templates import Templates
 from space.control.timers import Timers
 from space.control.webhooks import Webhooks
 from space.model.errors import InvalidArgument, SpaceError
@@ -107,7 +108,9 @@ async def compose(instance: Instance, settings: Settings) -> AsyncIterator[Servi
         audit = AuditLog(store, timers, keep_seconds=settings.audit_days * 86_400)
         audit.start()
         await events.start()
-        await sandboxes.start(link, figures)
+        templates = Templates(store)
+        await templates.start(link)
+        await sandboxes.start(link, figures, templates.resolve)
         version = __version__
         allowed = networks(settings.webhook_networks)
         webhooks = Webhooks(store, events, Sender(allowed), allow_http=settings.allow_http_webhooks, allowed=allowed, version=version)
@@ -117,8 +120,11 @@ async def compose(instance: Instance, settings: Settings) -> AsyncIterator[Servi
         egress = EgressFigures(lambda: sandboxes.running, lambda one: link.call("egress_counters", Target(one), EgressCounters))
         figures.add(egress)
         try:
-            yield Services(settings, keys, link, sandboxes, figures, document, version, activity, events, quotas, webhooks, audit, egress)
+            yield Services(
+                settings, keys, link, sandboxes, figures, document, version, activity, events, quotas, webhooks, audit, egress, templates
+            )
         finally:
+            await templates.stop()
             audit.flush()
             await webhooks.stop()
             await sandboxes.stop()

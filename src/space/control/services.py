@@ -14,6 +14,7 @@ from space.control.link import NodeLink
 from space.control.prometheus import Figures
 from space.control.quotas import Quotas
 from space.control.sandboxes import Sandboxes
+from space.control.templates import Templates
 from space.control.webhooks import Webhooks
 
 
@@ -34,6 +35,7 @@ class Services:
     webhooks: Webhooks
     audit: AuditLog
     egress: EgressFigures
+    templates: Templates
 
     def stopping(self) -> None:
         """The server ends: those who wait or follow are told now."""

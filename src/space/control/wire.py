@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from space.core.template.recipe import reference
 from space.model.errors import InvalidArgument
-from space.model.ids import template_name, tenant_id
+from space.model.ids import tenant_id
 from space.model.sandbox import (
     DEFAULT_CPUS,
     DEFAULT_DISK_MIB,
@@ -49,7 +50,7 @@ class CreateRequest(Struct, frozen=True, forbid_unknown_fields=True):
     idle: null for no such rule. on_timeout: what becomes of it at the end of its time to live.
     """
 
-    template: Annotated[str, Meta(max_length=63)] = DEFAULT_TEMPLATE
+    template: Annotated[str, Meta(max_length=127, description="A name, or name:tag")] = DEFAULT_TEMPLATE
     cpus: Annotated[int, Meta(ge=1, le=64)] = DEFAULT_CPUS
     memory_mib: Annotated[int, Meta(ge=128, le=1_048_576)] = DEFAULT_MEMORY_MIB
     disk_mib: Annotated[int, Meta(ge=1, le=1_048_576, description=_DISK)] = DEFAULT_DISK_MIB
@@ -106,18 +107,6 @@ class SandboxList(Struct, frozen=True):
     next_cursor: str | None
 
 
-class TemplateInfo(Struct, frozen=True):
-    """A template that can be booted."""
-
-    name: str
-
-
-class TemplateList(Struct, frozen=True):
-    """What this server's machine can boot."""
-
-    templates: list[TemplateInfo]
-
-
 class TreeInfo(Struct, frozen=True):
     """A tree that arrived whole. bytes, crc32: of the tar stream, counted by the guest and equal to what was sent."""
 
@@ -165,7 +154,7 @@ def decode(body: bytes, cls: type[T]) -> T:
 def sandbox_spec(request: CreateRequest, *, max_ttl_seconds: int) -> SandboxSpec:
     """The checked specification; InvalidArgument names the field."""
     try:
-        template = template_name(request.template)
+        reference(template := request.template)
     except ValueError as error:
         raise InvalidArgument(f"template: {error}", hint="GET /v1/templates lists them") from None
     ttl = min(DEFAULT_TTL_SECONDS, max_ttl_seconds) if request.ttl_seconds is None else request.ttl_seconds

@@ -62,6 +62,8 @@ class Builds:
     async def build(self, stream: Stream, asked: api.TemplateBuild) -> TemplateManifest:
         """The template of a recipe; its log goes to `stream`, whose DATA is what came with it. BuildFailed names the step."""
         recipe = _parsed(asked.recipe)
+        if asked.name:
+            recipe = replace(recipe, name=asked.name)
         base = self._base(recipe, asked)
         try:
             layers = plan.layers(recipe, base.digest, asked.inputs, asked.downloads, salt=asked.tenant)

@@ -202,6 +202,7 @@ class TemplateBuild(Asked, frozen=True, forbid_unknown_fields=True):
     """Build a template. base: digest of the tenant's template that the recipe stands on; empty for a shipped one.
 
     inputs: digest of what came, by its path in the recipe. downloads: digest of all that was fetched for it, or empty.
+    name: instead of the recipe's.
     """
 
     tenant: str
@@ -209,6 +210,7 @@ class TemplateBuild(Asked, frozen=True, forbid_unknown_fields=True):
     base: str = ""
     inputs: dict[str, str] = {}
     downloads: str = ""
+    name: str = ""
 
 
 class BuildStep(msgspec.Struct, frozen=True, tag_field="t", tag="step"):

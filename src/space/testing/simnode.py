@@ -32,6 +32,7 @@ from space.testing.simegress import SimEgress, SimTraffic
 from space.testing.simegresslog import SimEgressLog
 from space.testing.simfiles import SimFiles
 from space.testing.simprocesses import SimProcess
+from space.testing.simtemplates import SimTemplates
 
 
 @dataclass(slots=True)
@@ -74,6 +75,7 @@ class SimNode:
         self.forgotten: set[str] = set()  # processes
         self.egress = SimEgress(self._traffic, self._egress_changed)
         self.egress_log = SimEgressLog()
+        self.templating = SimTemplates(templates)
         self._pid = 4241
         self._revision = 0
         self._watchers: set[asyncio.Queue[api.SandboxState]] = set()
@@ -102,6 +104,7 @@ class SimNode:
             "tree_get": self._tree_get,
             **self.egress.verbs,
             **self.egress_log.verbs,
+            **self.templating.verbs,
         }
 
     async def __aenter__(self) -> Self:
@@ -224,7 +227,9 @@ class SimNode:
         asked = msgspec.msgpack.decode(request, type=api.Create)
         if self.refuse_create is not None:
             raise self.refuse_create
-        if asked.template not in self.templates:
+        if asked.digest:
+            self.templating.of(asked.tenant, asked.digest)
+        elif asked.template not in self.templates:
             raise NotFound(f"there is no template {asked.template!r}")
         there = self.sandboxes.get(asked.sandbox)
         if there is None:

@@ -257,7 +257,8 @@ async def test_pause_and_resume_are_idempotent_and_a_paused_sandbox_runs_nothing
 async def test_metrics_and_templates_come_from_the_node(world: World) -> None:
     sandbox = await world.create()
     assert (await world.client.get(f"/v1/sandboxes/{sandbox}/metrics")).json()["processes"] == 7
-    assert (await world.client.get("/v1/templates")).json() == {"templates": [{"name": "base"}]}
+    listed = (await world.client.get("/v1/templates")).json()["templates"]
+    assert [(each["name"], each["shipped"]) for each in listed] == [("base", True)]
 
 
 @dialogue()

@@ -180,7 +180,22 @@ def _third(connection: Connection) -> None:
     tables.create_all(connection)
 
 
-STEPS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third)
+def _fourth(connection: Connection) -> None:
+    """Names of templates."""
+    tables = MetaData()
+    Table(
+        "template_names",
+        tables,
+        Column("tenant", String(39), primary_key=True),
+        Column("name", String(63), primary_key=True),
+        Column("tag", String(63), primary_key=True),
+        Column("digest", String(64), nullable=False),
+        Column("created_us", BigInteger, nullable=False),
+    )
+    tables.create_all(connection)
+
+
+STEPS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third, _fourth)
 
 
 def version(connection: Connection) -> int:

@@ -123,3 +123,13 @@ quotas = Table(
     Column("tenant", String(39), primary_key=True),
     Column("quota", JSON, nullable=False),
 )
+
+template_names = Table(
+    "template_names",
+    metadata,
+    Column("tenant", String(39), primary_key=True),
+    Column("name", String(63), primary_key=True),
+    Column("tag", String(63), primary_key=True),
+    Column("digest", String(64), nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+)

@@ -56,7 +56,8 @@ MOST_SECONDS = 6 * 3600
 _TOP = ("version", "name", "base", "download", "step", "env", "user", "cwd", "start", "ready", "hooks", "disk_mib", "memory_mib")
 _KINDS: tuple[Kind, ...] = ("deb", "wheel", "npm", "file")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}\Z")
-_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
+TAG = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z"
+_TAG = re.compile(TAG)
 _DEB = re.compile(r"[a-z0-9][a-z0-9+.-]{0,127}(=[A-Za-z0-9][A-Za-z0-9.+:~-]{0,127})?\Z")
 _WHEEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}==[A-Za-z0-9][A-Za-z0-9.!+_-]{0,127}\Z")
 _NPM = re.compile(r"(@[a-z0-9][a-z0-9._-]{0,127}/)?[a-z0-9][a-z0-9._-]{0,127}@[0-9][A-Za-z0-9.+-]{0,127}\Z")

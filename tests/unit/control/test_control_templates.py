@@ -1,0 +1,184 @@
+"""Templates over HTTP: builds with their log, names and tags, and one tenant that sees nothing of another's."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+
+from space.control import templates
+from space.model.errors import BuildFailed, NoCapacity
+from space.testing.simcontrol import World, dialogue, until
+
+RECIPE = 'version = 1\nname = "mine"\n[base]\ntemplate = "base"\n[[step]]\nrun = "true"\n[[step]]\ncopy = "app"\nto = "/app"\n'
+ASKED = {"recipe": RECIPE, "inputs": {"app": "1"}}
+
+
+async def built(client: httpx.AsyncClient, **more: Any) -> dict[str, Any]:
+    begun = await client.post("/v1/builds", json={**ASKED, **more})
+    assert begun.status_code == 201, begun.text
+    path = begun.headers["location"]
+    fed = await client.put(f"{path}/files", content=b"tar " * 1000, headers={"content-type": "application/x-tar"})
+    assert fed.status_code == 200, fed.text
+    log = await lines(client, f"{path}/log?follow=1")
+    assert log[-1]["kind"] == "end"
+    return {**(await client.get(path)).json(), "log": log}
+
+
+async def lines(client: httpx.AsyncClient, path: str) -> list[dict[str, Any]]:
+    answer = await client.get(path)
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+async def named(client: httpx.AsyncClient) -> dict[str, list[str]]:
+    return {each["name"]: each["tags"] for each in (await client.get("/v1/templates")).json()["templates"]}
+
+
+@dialogue()
+async def test_recipe_is_planned_built_and_booted_by_name(world: World) -> None:
+    planned = (await world.client.post("/v1/builds/plan", json={"recipe": RECIPE})).json()
+    assert planned == {"name": "mine", "inputs": ["app"], "downloads": [], "steps": ["run true", "copy app to /app"]}
+    done = await built(world.client)
+    assert (done["state"], done["step"], done["steps"], done["reason"]) == ("done", 2, 2, None)
+    assert [(line["kind"], line.get("state") or line.get("text")) for line in done["log"]] == [
+        ("step", "begun"),
+        ("output", "run true\n"),
+        ("step", "done"),
+        ("step", "begun"),
+        ("output", "copy app to /app\n"),
+        ("step", "done"),
+        ("end", "done"),
+    ]
+    assert [line["n"] for line in done["log"]] == list(range(1, 8))
+    assert await lines(world.client, f"/v1/builds/{done['id']}/log?after=5") == done["log"][5:]
+    assert world.node.templating.files == b"tar " * 1000
+    assert await named(world.client) == {"base": [], "mine": ["latest"]}
+    created = await world.client.post("/v1/sandboxes", json={"template": "mine"})
+    assert created.status_code == 201, created.text
+    asked = world.node.sandboxes[created.json()["id"]].create
+    assert (asked.template, asked.digest) == ("mine", done["digest"])
+    assert created.json()["spec"]["template"] == "mine"
+
+
+@dialogue()
+async def test_tags_lead_to_builds_and_a_disk_goes_with_its_last_tag(world: World) -> None:
+    first = await built(world.client, tag="v1")
+    second = await built(world.client, recipe=RECIPE.replace("true", "false"), tag="v2")
+    client, node = world.client, world.node.templating
+    assert (await client.put("/v1/templates/mine/tags/latest", json={"digest": first["digest"]})).json()["tags"] == ["latest", "v1"]
+    assert (await client.get("/v1/templates/mine?tag=v2")).json()["digest"] == second["digest"]
+    for reference, digest in (("mine", first), ("mine:v2", second)):
+        created = await client.post("/v1/sandboxes", json={"template": reference})
+        assert world.node.sandboxes[created.json()["id"]].create.digest == digest["digest"]
+    assert (await client.post("/v1/sandboxes", json={"template": "mine:v3"})).json()["code"] == "not_found"
+    assert (await client.delete("/v1/templates/mine?tag=v1")).status_code == 204
+    assert first["digest"] in node.own
+    node.in_use.add(first["digest"])
+    assert (await client.delete("/v1/templates/mine")).json()["code"] == "conflict"
+    assert (await client.delete("/v1/templates/mine?force=1")).status_code == 204
+    assert first["digest"] not in node.own
+    assert await named(client) == {"base": [], "mine": ["v2"]}
+    rebaked = (await client.post("/v1/templates/mine/rebake?tag=v2")).json()
+    assert rebaked["tags"] == ["v2"]
+    assert rebaked["digest"] != second["digest"]
+
+
+@dialogue()
+async def test_another_tenant_sees_nothing_of_it(world: World) -> None:
+    done = await built(world.client)
+    async with await world.other_tenant() as other:
+        assert await named(other) == {"base": []}
+        assert (await other.get("/v1/builds")).json() == {"builds": []}
+        for method, path in (
+            ("GET", f"/v1/builds/{done['id']}"),
+            ("GET", f"/v1/builds/{done['id']}/log"),
+            ("PUT", f"/v1/builds/{done['id']}/files"),
+            ("DELETE", f"/v1/builds/{done['id']}"),
+            ("GET", "/v1/templates/mine"),
+            ("DELETE", "/v1/templates/mine"),
+            ("POST", "/v1/templates/mine/rebake"),
+        ):
+            assert (await other.request(method, path)).status_code == 404, path
+        tagged = await other.put("/v1/templates/theirs/tags/latest", json={"digest": done["digest"]})
+        assert tagged.status_code == 404
+        assert (await other.post("/v1/sandboxes", json={"template": "mine"})).status_code == 404
+        assert (await other.post("/v1/prune", json={})).status_code == 403
+        mine = await built(other)
+        assert mine["digest"] != done["digest"]
+    assert (await world.client.get("/v1/templates/mine")).json()["digest"] == done["digest"]
+
+
+@dialogue()
+async def test_shipped_names_are_nobodys(world: World) -> None:
+    refused = await world.client.post("/v1/builds", json={**ASKED, "name": "base"})
+    assert (refused.status_code, refused.json()["code"]) == (403, "permission_denied")
+    assert (await world.client.delete("/v1/templates/base")).json()["code"] == "conflict"
+    assert (await world.client.get("/v1/templates/base")).json()["shipped"]
+
+
+@dialogue()
+async def test_build_that_fails_says_at_which_step_and_names_nothing(world: World) -> None:
+    world.node.templating.fail_build = BuildFailed("step 1 (run true): it ended with status 1")
+    done = await built(world.client)
+    assert (done["state"], done["step"]) == ("failed", 1)
+    assert done["log"][-1]["code"] == "build_failed"
+    assert done["reason"] == "step 1 (run true): it ended with status 1"
+    assert await named(world.client) == {"base": []}
+
+
+WRONG: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"recipe": "version = 2"}, "version: is 2"),
+    ({"recipe": "["}, "no TOML"),
+    ({"inputs": {}}, "'app' is missing"),
+    ({"name": "Not A Name"}, "name"),
+    ({"tag": "-"}, "tag"),
+    ({"recipe": RECIPE.replace('name = "mine"\n', "")}, "has no name"),
+)
+
+
+@dialogue()
+async def test_request_that_is_wrong_begins_nothing(world: World) -> None:
+    for change, words in WRONG:
+        answer = await world.client.post("/v1/builds", json={**ASKED, **change})
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid_argument"), answer.text
+        assert words in answer.json()["detail"]
+        assert (await world.client.get("/v1/builds")).json() == {"builds": []}
+
+
+@dialogue()
+async def test_base_of_debians_packages_is_one_that_the_operator_made(world: World) -> None:
+    recipe = 'version = 1\nname = "d"\n[base]\ndebian = ["jq"]\n'
+    answer = await world.client.post("/v1/builds", json={"recipe": recipe})
+    assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+    assert "space template debian" in answer.text
+
+
+@dialogue()
+async def test_builds_are_bounded_and_deletable(world: World) -> None:
+    begun = [(await world.client.post("/v1/builds", json=ASKED)).json()["id"] for _ in range(templates._MOST_WAITING)]
+    full = await world.client.post("/v1/builds", json=ASKED)
+    assert (full.status_code, full.json()["code"]) == (503, NoCapacity.code)
+    assert (await world.client.delete(f"/v1/builds/{begun[0]}")).status_code == 204
+    assert (await world.client.get(f"/v1/builds/{begun[0]}")).status_code == 404
+    assert (await built(world.client))["state"] == "done"
+    twice = await world.client.put(f"/v1/builds/{begun[1]}/files", content=b"")
+    assert twice.status_code == 200
+    await until(lambda: world.services is not None and world.services.templates.build("default", begun[1]).over)
+    again = await world.client.put(f"/v1/builds/{begun[1]}/files", content=b"")
+    assert again.json()["code"] == "conflict"
+
+
+@dialogue()
+async def test_names_outlive_the_server(world: World) -> None:
+    done = await built(world.client)
+    assert world.services is not None
+    fresh = templates.Templates(world.services.templates._store)
+    await fresh.start(world.services.link)
+    assert fresh.resolve("default", "mine") == ("mine", done["digest"])
+
+
+@dialogue()
+async def test_prune_is_an_admins(world: World) -> None:
+    assert (await world.client.post("/v1/prune", json={"dry_run": True})).json() == {"steps": ["a" * 32], "freed_bytes": 1 << 20}
