@@ -20,10 +20,15 @@ def add_to(app: typer.Typer) -> None:
     app.command("restore", epilog=examples("space restore /root/space.backup"))(restore)
 
 
-def backup(context: typer.Context, file: Annotated[str, typer.Argument(metavar="FILE", help="Where to; replaced if it exists.")]) -> None:
-    """Write the server's database and admin key into FILE (root, mode 0600), while it runs or is stopped.
+def backup(
+    context: typer.Context,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Where to; replaced if it exists.")],
+    with_keyring: Annotated[bool, typer.Option("--with-keyring", help="The key of the broker's store as well: keep FILE like it.")] = False,
+) -> None:
+    """Write the server's database, admin key, the broker's sealed store and the egress records into FILE (root, mode 0600).
 
-    Sandboxes' disks are not part of it. The file is as secret as the admin key in it.
+    While it runs or is stopped. Sandboxes' disks are not part of it, and neither, unless asked for, is the key of the broker's store:
+    keep that apart, without it the store cannot be restored. The file is as secret as the admin key in it.
     """
     name = _instance(context)
     try:
@@ -32,16 +37,27 @@ def backup(context: typer.Context, file: Annotated[str, typer.Argument(metavar="
         raise InvalidArgument(str(error)) from None
     if instance is None:
         raise InvalidArgument(f"there is no instance '{name}' on this host")
-    _tell(context, "saved", Path(file), loaded("space.serve.backup", "backup")(instance, Path(file)))
+    _tell(context, "saved", Path(file), loaded("space.serve.backup", "backup")(instance, Path(file), with_keyring=with_keyring))
 
 
-def restore(context: typer.Context, file: Annotated[str, typer.Argument(metavar="FILE", help="What `space backup` wrote.")]) -> None:
+def restore(
+    context: typer.Context,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="What `space backup` wrote.")],
+    keyring: Annotated[Path | None, typer.Option("--keyring", metavar="FILE", help="The key of the broker's store, kept apart.")] = None,
+    without_broker: Annotated[
+        bool, typer.Option("--without-broker", help="Leave the broker's store and the egress records as they are.")
+    ] = False,
+) -> None:
     """Put back what `space backup` saved, as root, while the server is stopped; all of it or nothing.
+
+    It is refused when no key opens the broker's store: that of --keyring, of the backup, or the instance's own. Records of egress that
+    are there are put aside, never removed.
 
     Keys are those of the backup again. Sandboxes made since are deleted by the next `space serve`.
     """
     try:
-        manifest = loaded("space.serve.restore", "restore")(_instance(context), Path(file))
+        wanted = loaded("space.serve.restore", "Wanted")(keyring, not without_broker)
+        manifest = loaded("space.serve.restore", "restore")(_instance(context), Path(file), wanted)
     except ValueError as error:
         raise InvalidArgument(str(error)) from None
     _tell(context, "restored", Path(file), manifest)

@@ -12,18 +12,26 @@ def make(path: Path, owner: int | None = None, *, durable: bool = True) -> None:
 
     durable: on the disk when this returns.
     """
+    write(path, secrets.token_hex(32).encode() + b"\n", owner, durable=durable)
+
+
+def write(path: Path, text: bytes, owner: int | None = None, *, durable: bool = True, over: bool = False) -> None:
+    """Such a file with that text. over: in the place of the one that is there."""
     staged = path.with_name(f".{path.name}.{os.getpid()}")
     staged.unlink(missing_ok=True)
     descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_hex(32) + "\n")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text)
             file.flush()
             if owner is not None:
                 os.fchown(descriptor, owner, owner)
             if durable:
                 os.fsync(descriptor)
-        os.link(staged, path, follow_symlinks=False)
+        if over:
+            staged.rename(path)
+        else:
+            os.link(staged, path, follow_symlinks=False)
     finally:
         staged.unlink(missing_ok=True)
     if durable:

@@ -1,10 +1,12 @@
-"""`space backup`: control's database and admin key in one file, while the server runs or is stopped.
+"""`space backup`: what an instance must not lose in one file, while the server runs or is stopped.
 
-    FILE (tar, 0600): manifest.json (format, schema, size and SHA-256 of the others), state.db, admin-key
+    FILE (tar, 0600): manifest.json (format, schema, size and SHA-256 of the others), state.db, admin-key,
+                      broker/store.db (sealed), audit/*, and, only when it is asked for, broker.keyring
 
-The database is copied by SQLite's online backup: one instant, however many writes go on. control's directory is control's, so
-everything in it is read with control's rights: what a link there leads to is nothing that control could not read itself. FILE is
-staged beside its place, and has its name only when it is whole and on the disk.
+Databases are copied by SQLite's online backup: one instant, however many writes go on. The broker's goes before the records that it
+vouches for, so that no record which it vouched for is missing. A directory is its service's, so everything in it is read with that
+service's rights: what a link there leads to is nothing that it could not read itself. FILE is staged beside its place, and has its name
+only when it is whole and on the disk.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import sqlite3
 import stat
 import tarfile
@@ -19,7 +22,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 from urllib.parse import quote
 
 import msgspec
@@ -29,11 +32,16 @@ from space.config.instance import Instance
 from space.host import files, namespaces
 from space.model.errors import InvalidArgument, NotFound, Unavailable
 
-FORMAT = 1
+FORMAT = 2  # 1 had control's two files alone
 MANIFEST, DATABASE, KEY = "manifest.json", "state.db", "admin-key"
+STORE, AUDIT, RING = "broker/store.db", "audit/", "broker.keyring"
+RECORDS = re.compile(r"[a-z][a-z0-9-]{0,31}\.(?:[0-9]{20}\.jsonl|head|base)\Z")
 LARGEST_KEY = 4096
 _STAGED = ".backup-"
 _PIECE = 1 << 20
+_STORE = STORE.rpartition("/")[2]
+_SMALL = 4096
+_TRIES = 5
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,8 +84,11 @@ def need_root(what: str) -> None:
         raise InvalidArgument(f"{what} wants root, not uid {os.geteuid()}: it reads keys")
 
 
-def backup(instance: Instance, target: Path) -> Manifest:
-    """Write the backup; what it holds. InvalidArgument when it cannot be written there, NotFound without a database."""
+def backup(instance: Instance, target: Path, *, with_keyring: bool = False) -> Manifest:
+    """Write the backup; what it holds. InvalidArgument when it cannot be written there, NotFound without a database.
+
+    with_keyring: the key of the broker's store as well, which makes FILE as secret as everything in that store.
+    """
     need_root("space backup")
     if not target.name:
         raise InvalidArgument(f"cannot write a backup to {str(target)!r}: that names no file")
@@ -91,24 +102,93 @@ def backup(instance: Instance, target: Path) -> Manifest:
                 database, schema = _copy_database(instance.control_data)
                 undo.enter_context(database)
                 key = _read_key(instance.control_data / KEY)
+            sources: list[tuple[str, IO[bytes]]] = [(DATABASE, database)]
+            if key is not None:
+                sources.append((KEY, io.BytesIO(key)))
+            sources += _of_the_broker(instance, undo, with_keyring=with_keyring)
         except OSError as error:
-            raise Unavailable(f"cannot read what is in {instance.control_data}: {error}") from error
-        sources: list[tuple[str, IO[bytes]]] = [(DATABASE, database)]
-        if key is not None:
-            sources.append((KEY, io.BytesIO(key)))
+            raise Unavailable(f"cannot read what is in {instance.data}: {error}") from error
         parts = tuple(_described(name, file) for name, file in sources)
         manifest = Manifest(FORMAT, __version__, instance.name, round(time.time(), 3), schema, parts)
         _write(target, manifest, sources)
     return manifest
 
 
-def _copy_database(directory: Path) -> tuple[IO[bytes], int]:
-    """An open copy that has no name any more, and its schema's number."""
+def _of_the_broker(instance: Instance, undo: ExitStack, *, with_keyring: bool) -> list[tuple[str, IO[bytes]]]:
+    """Its store, the records, its key; nothing of an instance that no serve with a broker has run."""
+    sources: list[tuple[str, IO[bytes]]] = []
+    with rights_of(instance.broker_uid):
+        if (instance.broker_data / _STORE).is_file():
+            store, _ = _copy_database(instance.broker_data, _STORE)
+            sources.append((STORE, undo.enter_context(store)))
+    with rights_of(instance.audit_uid):
+        sources += [(f"{AUDIT}{name}", undo.enter_context(file)) for name, file in _records(instance.audit_data)]
+    if with_keyring:
+        from space.serve import vault
+
+        ring = vault.read_ring(place := vault.place(instance))
+        if ring is None:
+            raise NotFound(f"there is no keyring {place}", hint="setting broker_keyring says where it is")
+        sources.append((RING, io.BytesIO(ring)))
+    return sources
+
+
+def _records(directory: Path) -> list[tuple[str, IO[bytes]]]:
+    """Every file of the chains, as far as it goes now: their heads first, so that no head is ahead of its records."""
+    for _ in range(_TRIES):
+        with ExitStack() as undo:
+            names = _record_names(directory)
+            found: list[tuple[str, IO[bytes]]] = []
+            for name in sorted(names, key=lambda name: (name.endswith(".jsonl"), name)):
+                with suppress(FileNotFoundError):
+                    descriptor = os.open(directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+                    file = undo.enter_context(os.fdopen(descriptor, "rb"))
+                    found.append((name, cast("IO[bytes]", _Prefix(file)) if name.endswith(".jsonl") else io.BytesIO(file.read(_SMALL))))
+            if _record_names(directory) == names and len(found) == len(names):  # else a file was begun, or the oldest went
+                undo.pop_all()
+                return found
+    raise Unavailable(f"the records in {directory} change faster than they can be read", hint="repeat it")
+
+
+def _record_names(directory: Path) -> set[str]:
+    return {entry.name for entry in directory.iterdir() if RECORDS.match(entry.name)} if directory.is_dir() else set()
+
+
+class _Prefix(io.RawIOBase):
+    """A file that grows, up to where it ended when this was made."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        facts = os.fstat(file.fileno())
+        if not stat.S_ISREG(facts.st_mode):
+            raise InvalidArgument(f"{file.name} is no regular file")
+        self._file, self._size, self._at = file, facts.st_size, 0
+
+    def read(self, size: int = -1) -> bytes:
+        """At most that many bytes, none at the end."""
+        left = self._size - self._at
+        data = os.pread(self._file.fileno(), left if size < 0 else min(size, left), self._at)
+        self._at += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """From the beginning."""
+        assert whence == os.SEEK_SET
+        self._at = offset
+        return offset
+
+    def close(self) -> None:
+        """And the file."""
+        self._file.close()
+        super().close()
+
+
+def _copy_database(directory: Path, name: str = DATABASE) -> tuple[IO[bytes], int]:
+    """An open copy that has no name any more, and its schema's number (control's alone has one)."""
     for stale in directory.glob(f"{_STAGED}*"):
         pid = stale.name.removeprefix(_STAGED).partition("-")[0]  # SQLite's own files beside it have names that begin the same
         if not pid.isdigit() or int(pid) == os.getpid() or namespaces.start_time(int(pid)) is None:
             stale.unlink(missing_ok=True)
-    path, copy = directory / DATABASE, directory / f"{_STAGED}{os.getpid()}-{DATABASE}"
+    path, copy = directory / name, directory / f"{_STAGED}{os.getpid()}-{name}"
     if not path.is_file():
         raise NotFound(f"there is no {path}: this instance has never been served", hint="`space serve` makes it")
     try:
@@ -120,8 +200,8 @@ def _copy_database(directory: Path) -> tuple[IO[bytes], int]:
     except sqlite3.Error as error:
         raise Unavailable(f"cannot copy {path}: {error}", hint="is the disk full?") from error
     finally:
-        for name in (copy, copy.with_name(f"{copy.name}-journal"), copy.with_name(f"{copy.name}-wal"), copy.with_name(f"{copy.name}-shm")):
-            name.unlink(missing_ok=True)
+        for suffix in ("", "-journal", "-wal", "-shm"):
+            copy.with_name(f"{copy.name}{suffix}").unlink(missing_ok=True)
 
 
 @contextmanager

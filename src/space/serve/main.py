@@ -26,7 +26,7 @@ from space.config.instance import DATA_ROOT, RUN_ROOT, SETTINGS_ROOT, Instance, 
 from space.host import syscalls
 from space.model.errors import Internal, InvalidArgument, SpaceError
 from space.model.ids import instance_name
-from space.serve import kernel, keyring, layout, records, runtime, tls, verdict
+from space.serve import exchange, kernel, keyring, layout, records, runtime, tls, verdict
 from space.serve.notify import READY, STOPPING, notify
 from space.serve.roles import of_instance
 from space.serve.service import Command, Process, Role, module_command
@@ -114,6 +114,8 @@ def serve(request: Request, command: Command | None = None) -> None:
     with ExitStack() as undo:
         layout.make_directories(instance)
         undo.callback(os.close, layout.lock(instance))
+        if exchange.finish(instance):
+            say("a restore that was cut off is complete now")
         if request.ephemeral:
             undo.callback(_remove, instance)
             mark_ephemeral(instance)  # it may have been there before

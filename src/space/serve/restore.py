@@ -1,11 +1,12 @@
-"""`space restore`: put what a backup holds in the place of control's directory, all of it or nothing.
+"""`space restore`: put what a backup holds in the place of what its services have, all of it or nothing.
 
-    verify the file -> lock the instance -> stage beside -> verify the staged database -> exchange the two directories -> remove the old
+    verify the file -> lock the instance -> stage beside -> verify what is staged -> the keyring -> exchange directories -> remove the old
 
-The exchange is one step of the kernel: killed before it, the instance is as it was; after it, as the backup was. The state that was
-there lies beside until the end; what a killed restore left of either is removed by the next one. A file is trusted for what
+Killed before the exchange, the instance is as it was; after it has begun, the next serve or restore ends it (`exchange`), and it is as the
+backup was. What a killed restore left of either state is removed by the next one. A file is trusted for what
 its manifest says and its digests hold, as a dump of a database is: digests find damage, not a forger. The next serve brings an older
-schema up to date. Sandboxes made since the backup are deleted then; those that have ended since are shown as failed.
+schema up to date. Sandboxes made since the backup are deleted then; those that have ended since are shown as failed. The keyring gets
+the backup's keys in front of those that it has, before anything else is changed: it opens the store that was there and the one that comes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import stat
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 from urllib.parse import quote
@@ -27,23 +29,47 @@ from space.config import instance as instances
 from space.config.hold import hold
 from space.config.instance import DATA_ROOT, RUN_ROOT, Instance
 from space.control.store import migrations
-from space.host import syscalls
 from space.model.errors import InvalidArgument, NoCapacity
-from space.serve import layout
-from space.serve.backup import DATABASE, FORMAT, KEY, LARGEST_KEY, MANIFEST, Manifest, Part, need_root, rights_of, schema_of, sync_directory
+from space.serve import exchange, layout, vault
+from space.serve.backup import (
+    AUDIT,
+    DATABASE,
+    FORMAT,
+    KEY,
+    LARGEST_KEY,
+    MANIFEST,
+    RECORDS,
+    RING,
+    STORE,
+    Manifest,
+    Part,
+    need_root,
+    rights_of,
+    schema_of,
+    sync_directory,
+)
 from space.setup import shelf
 
-_STAGED = ".restore-"
 _PIECE = 1 << 20
 _LARGEST_MANIFEST = 64 << 10
+_MOST_FILES = 256
 _PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE)
 Sink = Callable[[str, bytes], None]
 
 
-def restore(name: str, source: Path, *, data_root: Path = DATA_ROOT, run_root: Path = RUN_ROOT) -> Manifest:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """keyring: a file whose keys are taken before the backup's and the instance's own. broker: its store and the records as well."""
+
+    keyring: Path | None = None
+    broker: bool = True
+
+
+def restore(name: str, source: Path, wanted: Wanted = Wanted(), *, data_root: Path = DATA_ROOT, run_root: Path = RUN_ROOT) -> Manifest:
     """Restore an instance (which is made if there is none) from a file; what it held.
 
-    InvalidArgument says what is wrong with the file, Conflict that the instance is served: nothing is changed then.
+    InvalidArgument says what is wrong with the file, Conflict that the instance is served, or that no key opens the broker's store:
+    nothing is changed then.
     """
     need_root("space restore")
     with _opened(source) as file:
@@ -57,13 +83,23 @@ def restore(name: str, source: Path, *, data_root: Path = DATA_ROOT, run_root: P
             held = ExitStack()
             undo.push(held)
             held.callback(os.close, layout.lock(instance))
-            with rights_of(instance.control_uid):
-                # serve may be dead and its control alive; the lock is control's own file.
-                held.callback(os.close, hold(instance.control_data, "control"))
-            _replace(instance, manifest, file, source)
+            _hold(instance, held)
+            if exchange.finish(instance):  # under other names now
+                held.close()
+                held.callback(os.close, layout.lock(instance))
+                _hold(instance, held)
+            _replace(instance, manifest, file, source, wanted)
             undo.pop_all()
             held.close()
     return manifest
+
+
+def _hold(instance: Instance, held: ExitStack) -> None:
+    """serve may be dead and its services alive; each lock is the service's own file."""
+    services = (("control", instance.control_data, instance.control_uid), ("broker", instance.broker_data, instance.broker_uid))
+    for role, directory, uid in (*services, ("keeper of records", instance.audit_data, instance.audit_uid)):
+        with rights_of(uid):
+            held.callback(os.close, hold(directory, role))
 
 
 def read(file: IO[bytes], path: Path, sink: Sink = lambda name, data: None) -> Manifest:
@@ -88,14 +124,14 @@ def _manifest(tar: tarfile.TarFile, path: Path) -> Manifest:
     raw = b"".join(_pieces(tar, member, path))
     try:
         version = msgspec.json.decode(raw, type=dict)["format"]
-        if version != FORMAT:
+        if version not in range(1, FORMAT + 1):
             raise InvalidArgument(
                 f"{path} has format {version!r:.40}, and this version of space reads {FORMAT}", hint="use the newer version"
             )
         manifest = msgspec.json.decode(raw, type=Manifest)
     except (msgspec.MsgspecError, KeyError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidArgument(f"{path} is no backup: its {MANIFEST} is wrong: {error}") from None
-    if tuple(part.name for part in manifest.files) not in ((DATABASE,), (DATABASE, KEY)):
+    if not _are_known([part.name for part in manifest.files]):
         raise InvalidArgument(f"{path} is no backup: its {MANIFEST} names other files")
     if manifest.schema > len(migrations.STEPS):
         raise InvalidArgument(
@@ -105,9 +141,19 @@ def _manifest(tar: tarfile.TarFile, path: Path) -> Manifest:
     return manifest
 
 
+def _are_known(names: list[str]) -> bool:
+    """control's database first, then what there may be, in the order in which a backup is written; no name twice."""
+    if names[:1] != [DATABASE] or len(set(names)) != len(names) or len(names) > _MOST_FILES:
+        return False
+    rest = names[2:] if names[1:2] == [KEY] else names[1:]
+    rest = rest[1:] if rest[:1] == [STORE] else rest
+    rest = rest[:-1] if rest[-1:] == [RING] else rest
+    return all(name.startswith(AUDIT) and RECORDS.match(name.removeprefix(AUDIT)) for name in rest)
+
+
 def _pour(tar: tarfile.TarFile, part: Part, path: Path, sink: Sink) -> None:
     member, digest = _member(tar, part.name, path), hashlib.sha256()
-    if member.size != part.bytes or (part.name == KEY and part.bytes > LARGEST_KEY):
+    if member.size != part.bytes or (part.name in (KEY, RING) and part.bytes > LARGEST_KEY):
         raise InvalidArgument(f"{path}: {part.name} has {member.size} bytes, and its manifest says {part.bytes}")
     for piece in _pieces(tar, member, path):
         digest.update(piece)
@@ -147,43 +193,83 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _replace(instance: Instance, manifest: Manifest, file: IO[bytes], source: Path) -> None:
-    for stale in instance.data.glob(f"{_STAGED}*"):
+def _replace(instance: Instance, manifest: Manifest, file: IO[bytes], source: Path, wanted: Wanted) -> None:
+    for stale in instance.data.glob(f"{exchange.STAGED}*"):
         shelf.remove(stale)
-    staged = instance.data / f"{_STAGED}{os.getpid()}"
+    staged = instance.data / f"{exchange.STAGED}{os.getpid()}"
+    held = {part.name for part in manifest.files}
     try:
-        _stage(staged, instance.control_uid, file, source)
-        _check_database(staged, instance.control_uid, manifest, source)
-        syscalls.exchange(str(staged), str(instance.control_data))
-        sync_directory(instance.data)
+        names = _stage(instance, staged, file, source, held, wanted)
+        _check_database(staged / instance.control_data.name, instance.control_uid, manifest, source)
+        if instance.broker_data.name in names:
+            _bring_key(instance, staged, wanted)
+        exchange.commit(instance, staged, names)
     except OSError as error:
         raise NoCapacity(f"cannot restore into {instance.data}: {error.strerror or error}", hint="is the disk full?") from error
     finally:
-        with suppress(OSError):  # the next one does it
-            shelf.remove(staged)
+        if not exchange.is_begun(staged):
+            with suppress(OSError):  # the next one does it
+                shelf.remove(staged)
 
 
-def _stage(staged: Path, owner: int, file: IO[bytes], source: Path) -> None:
-    staged.mkdir(mode=0o700)
-    files: dict[str, int] = {}
+def _stage(instance: Instance, staged: Path, file: IO[bytes], source: Path, held: set[str], wanted: Wanted) -> list[str]:
+    """Everything that is wanted below `staged`, with its owners, on the disk; the names of the directories."""
+    owners = {instance.control_data.name: instance.control_uid}
+    if wanted.broker and STORE in held:
+        owners |= {instance.broker_data.name: instance.broker_uid, instance.audit_data.name: instance.audit_uid}
+    staged.mkdir(mode=0o711)
+    staged.chmod(0o711)  # whatever the umask made of it: the services' rights look into their own
+    for name in owners:
+        (staged / name).mkdir(mode=0o700)
+    with ExitStack() as undo:
+        files: dict[str, int] = {}
 
-    def write(name: str, data: bytes) -> None:
-        if name not in files:
-            files[name] = os.open(staged / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        view = memoryview(data)
-        while view:
-            view = view[os.write(files[name], view) :]
+        def write(name: str, data: bytes) -> None:
+            place, owner = _place(instance, staged, name)
+            if place.parent != staged and place.parent.name not in owners:
+                return
+            if name not in files:
+                files[name] = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                undo.callback(os.close, files[name])
+                os.fchown(files[name], owner, owner)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(files[name], view) :]
 
-    try:
         read(file, source, write)
         for descriptor in files.values():
-            os.fchown(descriptor, owner, owner)
             os.fsync(descriptor)
-    finally:
-        for descriptor in files.values():
-            os.close(descriptor)
-    os.chown(staged, owner, owner)
-    sync_directory(staged)
+    for name, owner in owners.items():
+        os.chown(staged / name, owner, owner)
+        sync_directory(staged / name)
+    return list(owners)
+
+
+def _place(instance: Instance, staged: Path, name: str) -> tuple[Path, int]:
+    """Where a file of a backup goes, and whose it is there."""
+    directory, _, file = name.rpartition("/")
+    if name == RING:
+        return staged / RING, 0
+    if name == STORE:
+        return staged / instance.broker_data.name / file, instance.broker_uid
+    if directory:
+        return staged / instance.audit_data.name / file, instance.audit_uid
+    return staged / instance.control_data.name / file, instance.control_uid
+
+
+def _bring_key(instance: Instance, staged: Path, wanted: Wanted) -> None:
+    """The keyring opens the store that comes afterwards, or nothing has changed and Conflict says so."""
+    where = vault.place(instance)
+    there = vault.read_ring(where)
+    given = None if wanted.keyring is None else vault.read_ring(wanted.keyring)
+    if wanted.keyring is not None and given is None:
+        raise InvalidArgument(f"there is no keyring {wanted.keyring}")
+    text = vault.merged(given, vault.merged(vault.read_ring(staged / RING), there))
+    ring = vault.parsed(text)
+    with rights_of(instance.broker_uid):
+        vault.need_opening(staged / instance.broker_data.name / STORE.rpartition("/")[2], ring, where)
+    vault.put_ring(instance, where, text, there)
+    (staged / RING).unlink(missing_ok=True)
 
 
 def _check_database(staged: Path, owner: int, manifest: Manifest, source: Path) -> None:

@@ -224,7 +224,7 @@ def test_a_served_instance_is_not_restored(instance: Instance, root: Path) -> No
         (lambda members: members.update({MANIFEST: b"{}"}), "is no backup"),
         (lambda members: members.update({MANIFEST: b"[" * 5000}), "is no backup"),
         (lambda members: members.update({MANIFEST: bytes(70000)}), "70000 bytes"),
-        (manifest_with(format=2), "has format 2, and this version of space reads 1"),
+        (manifest_with(format=3), "has format 3, and this version of space reads 2"),
         (manifest_with(schema=999, space="9.9"), "schema 999 by space 9.9"),
         (manifest_with(schema=0), "schema .* where 0 is announced"),
         (manifest_with(files=[{"name": "../../etc/passwd", "bytes": 0, "sha256": ""}]), "names other files"),
@@ -293,7 +293,7 @@ def test_killed_in_the_middle_it_is_the_old_state_or_the_new_one(instance: Insta
                 exchange(one, other)
             os.kill(os.getpid(), signal.SIGKILL)
 
-        restore.syscalls.exchange = cut  # type: ignore[attr-defined]
+        syscalls.exchange = cut
         try:
             put_back(instance, root / "b")
         finally:
