@@ -246,19 +246,15 @@ class Binding:
     async def _bind_dialer(self, sock: socket.socket, life: int, policy: Held) -> None:
         who = self.who
         dialer = self._services.dialer.now()
-        await _together(
-            self._services.put_policy(self._policies, policy.digest),
-            dialer.bind(sock, who.sandbox, who.generation, policy.digest, policy.generation),
-        )
+        await self._services.put_policy(self._policies, policy.digest)
+        await dialer.bind(sock, who.sandbox, who.generation, policy.digest, policy.generation)
         self._known.dialer_policy = (life, policy)
 
     async def _set_dialer_policy(self, life: int, policy: Held) -> None:
         who = self.who
         dialer = self._services.dialer.now()
-        await _together(
-            self._services.put_policy(self._policies, policy.digest),
-            dialer.set_policy(who.sandbox, who.generation, policy.digest, policy.generation),
-        )
+        await self._services.put_policy(self._policies, policy.digest)
+        await dialer.set_policy(who.sandbox, who.generation, policy.digest, policy.generation)
         self._known.dialer_policy = (life, policy)
 
     async def _bind_worker(self, ours: dict[What, socket.socket], life: int, policy: Held) -> None:

@@ -126,23 +126,24 @@ class Services:
         self.gateway, self.broker, self.audit, self.dialer = gateway, broker, audit, dialer
         self._joins: set[asyncio.Task[None]] = set()
         self._stopping = False
-        self._put: tuple[int, set[str]] = (0, set())  # digests that the dialer was given, in which of its lives
+        self._put: tuple[int, dict[str, asyncio.Future[None]]] = (0, {})  # what the dialer was given, in which of its lives
 
     async def put_policy(self, policies: Policies, digest: str) -> None:
-        """The dialer has that document before anything that is sent after this has begun."""
+        """The dialer has that document when this returns: put once in each of its lives, however many ask at the same time."""
         if not digest:
             return
         dialer, life = self.dialer.now(), self.dialer.life
         if self._put[0] != life:
-            self._put = (life, set())
+            self._put = (life, {})
         given = self._put[1]
-        if digest in given:
-            return
-        given.add(digest)
+        if digest not in given:
+            given[digest] = asyncio.ensure_future(dialer.put_policy(digest, policies.document(digest)))
+        putting = given[digest]
         try:
-            await dialer.put_policy(digest, policies.document(digest))
-        except BaseException:
-            given.discard(digest)
+            await asyncio.shield(putting)
+        except SpaceError:
+            if given.get(digest) is putting:
+                del given[digest]
             raise
 
     async def drop_policies(self) -> None:

@@ -37,8 +37,8 @@ class Upstream:
         self._handler = handler or self.answer
         self._server: asyncio.Server | None = None
 
-    async def start(self, context: ssl.SSLContext | None) -> int:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=context, limit=2**20)
+    async def start(self, context: ssl.SSLContext | None, address: str = "127.0.0.1", port: int = 0) -> int:
+        self._server = await asyncio.start_server(self._serve, address, port, ssl=context, limit=2**20)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,0 +1,212 @@
+"""A real guest and the town outside: what its policy allows goes through, what it does not stays in, whoever is killed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from space.core.policy import document
+from space.host import namespaces
+from space.model.ids import new_sandbox_id
+from space.rpc import node_api as api
+from space.rpc.session import Data, Message, Session
+from space.testing import leaks, machine
+from space.testing.bareinstance import BESIDE_NODE, BareInstance, bare_instance
+from space.testing.egresstown import Town, town
+
+ALLOWED, OTHER = "allowed.example.com", "other.example.com"
+# curl's own words say which step refused it
+GET = (
+    "curl --silent --show-error --max-time 20 --write-out '%{{http_code}}' --output /tmp/body https://{name}{path} 2>&1;"
+    " echo; cat /tmp/body; rm -f /tmp/body"
+)
+HOLD = (
+    "import http.client, ssl, sys, time\n"
+    "c = http.client.HTTPSConnection(sys.argv[1], timeout=20, context=ssl.create_default_context())\n"
+    "while True:\n"
+    "    try:\n"
+    "        c.request('GET', '/tick'); print(c.getresponse().read().decode(), flush=True)\n"
+    "    except Exception as e: print('!', type(e).__name__, flush=True); c.close()\n"
+    "    time.sleep(0.05)\n"
+)
+
+
+def policy(*rules: dict[str, Any], **more: Any) -> bytes:
+    return document.compose({"sandbox": {"version": 1, "rule": list(rules), **more}})
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Town]:
+    with town() as made:
+        made.serve(ALLOWED)
+        made.serve(OTHER)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def bare(place: Town) -> Iterator[BareInstance]:
+    with bare_instance(*BESIDE_NODE, "node", settings=place.as_settings()) as one:
+        yield one
+
+
+def run(bare: BareInstance, work: Callable[[Session], Awaitable[None]]) -> None:
+    async def within() -> None:
+        async with asyncio.timeout(240):
+            session = await Session.connect(bare.instance.node_socket)
+            try:
+                await work(session)
+            finally:
+                await session.aclose()
+
+    asyncio.run(within())
+
+
+async def put(session: Session, data: bytes) -> str:
+    digest = document.digest(data)
+    async with await session.open("policy_put", api.PolicyPut(digest, len(data))) as stream:
+        await stream.send(data)
+        await stream.close()
+        assert [event async for event in stream if isinstance(event, Message)]
+    return digest
+
+
+async def create(session: Session, data: bytes | None) -> api.SandboxState:
+    digest = "" if data is None else await put(session, data)
+    asked = api.Create(new_sandbox_id(), "acme", 1, "base", 1, 512, 2048, {}, policy=digest, policy_generation=1)
+    async with await session.open("create", asked, finish=True) as stream:
+        state = [msgspec.msgpack.decode(event.payload, type=api.SandboxState) async for event in stream if isinstance(event, Message)][-1]
+    assert state.phase == "running", state.reason
+    return state
+
+
+async def sh(session: Session, sandbox: str, script: str) -> str:
+    async with await session.open("exec", api.Exec(sandbox, ["sh", "-c", script]), finish=True) as stream:
+        return b"".join([event.payload async for event in stream if isinstance(event, Data)]).decode()
+
+
+async def get(session: Session, sandbox: str, name: str, path: str = "/") -> tuple[str, str]:
+    """What curl said: a status (000 when there was none, with its words), and the body."""
+    first, _, body = (await sh(session, sandbox, GET.format(name=name, path=path))).partition("\n")
+    return first, body
+
+
+async def state_of(session: Session, sandbox: str) -> api.SandboxState:
+    listed = msgspec.msgpack.decode(await session.call("list", api.Empty()), type=api.SandboxList)
+    return next(one for one in listed.sandboxes if one.sandbox == sandbox)
+
+
+async def counters(session: Session, sandbox: str) -> api.EgressCounters:
+    return msgspec.msgpack.decode(await session.call("egress_counters", api.Target(sandbox)), type=api.EgressCounters)
+
+
+def heads(place: Town, name: str) -> int:
+    return len(place.servers[name].heads)
+
+
+def worker(bare: BareInstance) -> int:
+    """The worker that lives, of the only sandbox."""
+    uids = range(bare.instance.worker_uid(0), bare.instance.uid_range.stop)
+    (found,) = (
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and entry.stat().st_uid in uids and namespaces.start_time(int(entry.name)) is not None
+    )
+    return found
+
+
+def test_an_allowed_name_is_reached_and_another_is_not(bare: BareInstance, place: Town) -> None:
+    async def work(session: Session) -> None:
+        began = time.monotonic()
+        state = await create(session, policy({"host": ALLOWED, "paths": ["/open/**"]}))
+        print(f"created in {time.monotonic() - began:.2f} s: {state.stages_ms}")
+        seen = heads(place, ALLOWED), heads(place, OTHER)
+        status, body = await get(session, state.sandbox, ALLOWED, "/open/door")
+        assert (status, body) == ("200", "GET /open/door HTTP/1.1 got 0")
+        assert (await get(session, state.sandbox, ALLOWED, "/shut"))[0] == "403"
+        status, words = await get(session, state.sandbox, OTHER)
+        assert status != "200"
+        assert "resolve" in status, (status, words)
+        assert (heads(place, ALLOWED) - seen[0], heads(place, OTHER) - seen[1]) == (1, 0)
+        assert not [asked for asked in place.zone.asked if asked[1] == OTHER]  # no query left the machine
+        found = await counters(session, state.sandbox)
+        print(found)
+        assert found.worker
+        assert (found.requests >= 1, found.denied >= 1, found.drops["admitted_tcp"] > 0) == (True, True, True)
+        await session.call("delete", api.Target(state.sandbox))
+
+    run(bare, work)
+    leaks.settle(lambda: leaks.of_sandboxes(bare.instance))
+
+
+def test_without_a_policy_nothing_is_reached_and_a_policy_takes_hold_while_it_runs_or_is_paused(bare: BareInstance, place: Town) -> None:
+    async def work(session: Session) -> None:
+        state = await create(session, None)
+        assert (await get(session, state.sandbox, ALLOWED))[0] != "200"
+        one = await put(session, policy({"host": ALLOWED}))
+        await session.call("set_policy", api.SetPolicy(state.sandbox, one, 2))
+        assert (await get(session, state.sandbox, ALLOWED))[0] == "200"
+        await session.call("pause", api.Target(state.sandbox))
+        two = await put(session, policy({"host": OTHER}))
+        await session.call("set_policy", api.SetPolicy(state.sandbox, two, 3))
+        await session.call("resume", api.Target(state.sandbox))
+        assert (await get(session, state.sandbox, ALLOWED))[0] != "200"
+        assert (await get(session, state.sandbox, OTHER))[0] == "200"
+        assert (await state_of(session, state.sandbox)).egress.policy_generation == 3
+        await session.call("delete", api.Target(state.sandbox))
+
+    run(bare, work)
+
+
+@pytest.mark.parametrize("who", ["worker", "gateway", "dialer", "broker", "audit", "node"])
+def test_traffic_recovers_after_sigkill_of(bare: BareInstance, place: Town, who: str) -> None:
+    names: list[str] = []
+
+    async def before(session: Session) -> None:
+        state = await create(session, policy({"host": ALLOWED}))
+        names.append(state.sandbox)
+        assert (await get(session, state.sandbox, ALLOWED))[0] == "200"
+        # goes on all the time, and writes down what it got
+        await sh(session, state.sandbox, f"cat >/tmp/hold.py <<'E'\n{HOLD}E\nnohup python3 /tmp/hold.py {ALLOWED} >/tmp/ticks 2>&1 &")
+        await until(lambda: "got 0", session, state.sandbox)
+
+    async def until(words: Callable[[], str], session: Session, sandbox: str, after: int = 0) -> int:
+        async with asyncio.timeout(60):
+            while True:
+                ticks = (await sh(session, sandbox, "cat /tmp/ticks")).splitlines()
+                if [one for one in ticks[after:] if words() in one]:
+                    return len(ticks)
+                await asyncio.sleep(0.1)
+
+    async def after(session: Session) -> None:
+        sandbox = names[0]
+        ticks = len((await sh(session, sandbox, "cat /tmp/ticks")).splitlines())
+        began = time.monotonic()
+        await until(lambda: "got 0", session, sandbox, ticks)
+        assert (await get(session, sandbox, ALLOWED))[0] == "200"
+        print(f"{who}: traffic again {time.monotonic() - began:.2f} s after it was looked for")
+        assert (await get(session, sandbox, OTHER))[0] != "200"
+        async with asyncio.timeout(20):
+            while (await state_of(session, sandbox)).egress.waiting_for:  # noqa: ASYNC110 (of another process)
+                await asyncio.sleep(0.05)
+        state = await state_of(session, sandbox)
+        assert state.egress.worker_crashes == (1 if who == "worker" else 0), state.egress
+        await session.call("delete", api.Target(sandbox))
+
+    run(bare, before)
+    guests = machine.vmm_pids(bare.instance)
+    if who == "worker":
+        os.kill(worker(bare), signal.SIGKILL)
+    else:
+        bare.kill(who)
+        bare.start(who)
+    run(bare, after)
+    assert guests
+    leaks.settle(lambda: leaks.of_sandboxes(bare.instance))
