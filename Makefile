@@ -1,7 +1,7 @@
 # Everything that a person types. As root, on Debian 12; what is missing is installed first.
 .POSIX:
 .SUFFIXES:
-.PHONY: help setup demo test test-unit test-full fuzz bench lint lock clean
+.PHONY: help setup demo test test-unit test-full test-mutations fuzz bench lint lock clean
 .NOTPARALLEL:
 
 # Resolved, so that a process shows which runtime it needs: an upgrade keeps that one.
@@ -27,6 +27,10 @@ test-full: ## the same with the long tier
 test-unit: ## what needs no guest: unit, contract, golden, property and short fuzz tests
 	@setup/bootstrap --tests
 	@setup/check unit
+
+test-mutations: ## weaken one defence after another: each must fail its tests; the table is report/mutations.md
+	@setup/bootstrap --tests
+	@setup/check mutations
 
 fuzz: ## every parser of hostile bytes for ten minutes, two side by side; what is found goes into tests/fuzz/corpus
 	@setup/bootstrap --tests

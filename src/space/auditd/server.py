@@ -30,6 +30,7 @@ from space.config import instance as instances
 from space.config import logs
 from space.config.hold import hold
 from space.config.ready import say_ready
+from space.config.settings import Settings, load_effective
 from space.model.errors import Internal, InvalidArgument, SpaceError, Unavailable
 from space.rpc import audit_api as api
 from space.rpc.asking import Refused
@@ -38,6 +39,7 @@ from space.rpc.packets import Listening, Packets, taken
 log = logging.getLogger("space.auditd")
 
 WRITERS = ("gateway", "dialer")
+_FILE_BYTES = 64 << 20
 _MOST_CONTROL = 16
 _MOST_QUESTION = 4096
 
@@ -153,16 +155,24 @@ async def run(keeper_of: partial[Keeper], listener: socket.socket, uids: Collect
     log.info("stopped")
 
 
-def _place(options: argparse.Namespace) -> tuple[Path, frozenset[int], Sequence[str]]:
-    """Where it works, for whom, on which chains."""
+def keeping_of(settings: Settings, chains: int) -> Keeping:
+    """How records of that many chains are kept: at least two files each, so that there is always one to write and one to read."""
+    room = (settings.egress_log_mib << 20) // chains
+    size = max(1 << 18, min(_FILE_BYTES, room // 8))
+    return Keeping(size=size, files=max(2, room // size), seconds=settings.audit_days * 86_400.0)
+
+
+def _place(options: argparse.Namespace) -> tuple[Path, frozenset[int], Sequence[str], Keeping]:
+    """Where it works, for whom, on which chains, and how long they are kept."""
     if options.instance is not None:
         instance = instances.load(options.instance)
         if instance is None:
             raise Unavailable(f"there is no instance {options.instance}", hint=f"space serve --instance {options.instance}")
-        return instance.audit_data, frozenset({0, instance.node_uid}), WRITERS
+        return instance.audit_data, frozenset({0, instance.node_uid}), WRITERS, keeping_of(load_effective(instance), len(WRITERS))
     if options.data is None or not options.writer:
         raise InvalidArgument("there is neither --instance NAME nor --data DIR with a --writer")
-    return options.data, frozenset({0, *options.peer_uid}), options.writer
+    keeping = Keeping(size=options.file_bytes, files=options.files)
+    return options.data, frozenset({0, *options.peer_uid}), options.writer, keeping
 
 
 def main() -> int:
@@ -173,7 +183,7 @@ def main() -> int:
     parser.add_argument("--listen-fd", required=True, type=int)
     parser.add_argument("--peer-uid", type=int, action="append", default=[], help="who may register sources, besides root")
     parser.add_argument("--writer", action="append", default=[], help="a chain to keep")
-    parser.add_argument("--file-bytes", type=int, default=64 << 20, help="of one file, before the next is begun")
+    parser.add_argument("--file-bytes", type=int, default=_FILE_BYTES, help="of one file, before the next is begun")
     parser.add_argument("--files", type=int, default=64, help="how many are kept")
     parser.add_argument("--ready-fd", type=int)
     parser.add_argument("--log-format", choices=logs.FORMATS, default="text")
@@ -182,9 +192,8 @@ def main() -> int:
     logs.configure("audit", options.log_format)
     listener = socket.socket(fileno=options.listen_fd)
     listener.set_inheritable(False)
-    keeping = Keeping(size=options.file_bytes, files=options.files)
     try:
-        data, peers, writers = _place(options)
+        data, peers, writers, keeping = _place(options)
         hold(data, "keeper of records")
         made = partial(compose, data, writers, keeping, Limits())
         asyncio.run(run(made, listener, peers, options.ready_fd))

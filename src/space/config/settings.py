@@ -84,6 +84,8 @@ class Settings:
     # Where the addresses come from that stand for names inside a sandbox. They lead nowhere; another network helps where an agent's own
     # defences refuse this one.
     egress_synthetic: str = "198.18.0.0/15"
+    # What records of egress take of the disk, together; beyond it the oldest go, as they do after audit_days.
+    egress_log_mib: int = 4096
     # The key that opens the broker's store: a file of the broker's uid, 0600, made when there is none. None: `broker.keyring` below the
     # instance's data.
     broker_keyring: str | None = None
@@ -93,7 +95,8 @@ DEFAULT = "default"
 FLAGS = "--set"
 _SOURCES = "sources"
 _AT_LEAST_1 = (
-    "max_sandboxes", "max_ttl_seconds", "events_days", "events_per_tenant", "audit_days", "spool_mib_per_process", "spool_mib_per_sandbox"
+    "max_sandboxes", "max_ttl_seconds", "events_days", "events_per_tenant", "audit_days", "egress_log_mib", "spool_mib_per_process",
+    "spool_mib_per_sandbox",
 )  # fmt: skip
 
 

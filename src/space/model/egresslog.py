@@ -1,4 +1,4 @@
-"""What the gateway decided of a sandbox's traffic, as the API tells it (docs/howto/egress-log.md)."""
+"""What the gateway decided of a sandbox's traffic, as the API tells it (docs/sdk.md)."""
 
 from __future__ import annotations
 

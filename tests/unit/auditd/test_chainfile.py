@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from space.audit.chain import Mac, Writer, base_statement, statement
 from space.audit.files import last_record, segments, verify_files
 from space.auditd.chainfile import ChainFile, Keeping
+from space.auditd.server import keeping_of
+from space.config.settings import Settings
 from space.model.errors import Conflict
 
 KEY = Mac(b"k" * 32)
@@ -163,3 +165,11 @@ def test_a_chain_holds_through_any_course_of_events(course: list[tuple[int, str]
         file.close()
         found = verify_files(directory, "gateway", KEY)
         assert (found.records, found.unvouched, found.findings) == (total, 0, ())
+
+
+@pytest.mark.parametrize(("mib", "days"), [(1, 1), (10, 7), (4096, 90), (100_000, 3650)])
+def test_records_of_all_chains_take_no_more_than_the_setting_says(mib: int, days: int) -> None:
+    keeping = keeping_of(Settings(egress_log_mib=mib, audit_days=days), 2)
+    assert 2 * keeping.size * keeping.files <= mib << 20
+    assert keeping.files >= 2
+    assert keeping.seconds == days * 86_400

@@ -1,0 +1,322 @@
+"""Every defence with a weakened form of it, and the tests that must fail then.
+
+A mutation is a place in the product's source (which stands there exactly once) and other words for it. The product itself has no switch for
+any of this: `test_no_switch.py` looks for one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_NAMES, _PATHS, _VERDICT = "tests/unit/policy/test_names.py", "tests/unit/policy/test_paths.py", "tests/unit/policy/test_verdict.py"
+_AGREEMENT, _ADDRESSES = "tests/unit/policy/test_agreement.py", "tests/unit/policy/test_addresses.py"
+_DNS, _HELLO = "tests/unit/wire/test_dns.py", "tests/unit/wire/test_clienthello.py"
+_HTTP1, _HTTP2, _BODIES = "tests/unit/wire/test_http1.py", "tests/unit/wire/test_http2.py", "tests/unit/wire/test_bodies.py"
+_EDGE, _OUTBOUND = "tests/unit/plan/test_plan_edge.py", "tests/unit/plan/test_plan_outbound.py"
+_TLS, _WEBSOCKET, _REPLIES = "tests/unit/gateway/test_tls.py", "tests/unit/gateway/test_websocket.py", "tests/unit/gateway/test_replies.py"
+_REQUESTS, _LIMITS, _DNSSERVER = (
+    "tests/unit/gateway/test_requests.py",
+    "tests/unit/gateway/test_limits.py",
+    "tests/unit/gateway/test_dnsserver.py",
+)
+_DIAL, _CONNECT, _RESOLVE = "tests/unit/dialer/test_dial.py", "tests/unit/dialer/test_connect.py", "tests/unit/dialer/test_resolve.py"
+_POLICY_CHANGES, _FAULTS = "tests/unit/gateway/test_policy_changes.py", "tests/unit/gateway/test_faults.py"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """name: of it. defence: of the design that it takes away. module: where `old` stands once; new: what stands there instead."""
+
+    name: str
+    defence: str
+    module: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    quick: bool = False
+
+
+def _of(defence: str, module: str, *rows: tuple[str, str, str, str], quick: tuple[str, ...] = ()) -> list[Mutation]:
+    return [Mutation(name, defence, f"space.{module}", old, new, tuple(tests.split()), name in quick) for name, old, new, tests in rows]
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    *_of(
+        "edge filter and source check",
+        "core.plan.edge",
+        ("any-source", '        _drop("foreign_source", _match("ip", "saddr", "!=", GUEST)),\n', "", _EDGE),
+        ("any-mac", '        _drop("foreign_mac", _match("ether", "saddr", "!=", GUEST_MAC)),\n', "", _EDGE),
+        ("fragments", '        _drop("ip_fragment", _any_bit("ip", "frag-off", 0xBFFF)),', "", _EDGE),
+        ("edge-accepts", "priority {hook[1]}; policy drop;", "priority {hook[1]}; policy accept;", _EDGE),
+        ("any-address", '_accept("admitted_tcp", _to("==", [plan.synthetic])),', '_accept("admitted_tcp"),', _EDGE),
+        ("forged-arp", '            _match("arp", "saddr ip", "==", GUEST),\n', "", _EDGE),
+        quick=("any-source", "edge-accepts"),
+    ),
+    *_of(
+        "the dialer's packet filter",
+        "core.plan.outbound",
+        ("no-outbound", 'f"\\t\\tmeta skuid {outbound.uid} jump dialer\\n"', '""', _OUTBOUND),
+    ),
+    *_of(
+        "names: canon",
+        "core.policy.names",
+        ("case", "    name = name.lower()\n", "", _NAMES),
+        ("address-like", "    if _NUMBER.match(labels[-1]):", "    if False:", _NAMES),
+        ("punycode", "        if again != label:", "        if False:", _NAMES),
+        ("wildcard-deep", "        return bool(dot and head) and rest == self.suffix", "        return name.endswith(self.suffix)", _NAMES),
+        quick=("address-like",),
+    ),
+    *_of(
+        "DNS strictness",
+        "core.wire.dns",
+        ("dotted-label", 'if any(b"." in label or not label.isascii() for label in self.labels):', "if False:", _DNS),
+        ("answer-as-query", "    if flags & _QR:", "    if False:", _DNS),
+        ("two-questions", "    if (questions, answers, authorities) != (1, 0, 0) or additionals > 1:", "    if not questions:", _DNS),
+        ("bytes-behind", "    if at != len(message):", "    if False:", _DNS),
+        quick=("dotted-label",),
+    ),
+    *_of(
+        "DNS strictness",
+        "gateway.dnsserver",
+        ("any-type", "        if query.qtype != Type.A:", "        if False:", _DNSSERVER),
+        ("names-without-budget", "if name not in self._known and not self._distinct.take(now):", "if False:", _DNSSERVER),
+    ),
+    *_of(
+        "SNI check",
+        "core.policy.agreement",
+        ("any-sni", '    return None if name == flow.name else "sni_mismatch"', "    return None", _AGREEMENT),
+        ("no-sni", '        return "sni_missing"', "        return None", _AGREEMENT),
+        ("old-tls", '        return "tls_version"', "        pass", _AGREEMENT),
+        quick=("any-sni",),
+    ),
+    *_of(
+        "authority check, ports agreement",
+        "core.policy.agreement",
+        ("any-authority", "    if name != flow.name:", "    if False:", _AGREEMENT),
+        ("any-port", '    return None if port == flow.port else "authority_port"', "    return None", _AGREEMENT),
+        ("absolute-form", "        if of_authority(flow, found[2]) is not None:", "        if False:", _AGREEMENT),
+        quick=("any-authority", "any-port"),
+    ),
+    *_of(
+        "resumption and tickets; verification of upstreams",
+        "gateway.tls",
+        ("tickets", "    context.num_tickets = 0\n", "    context.num_tickets = 2\n", _TLS),
+        (
+            "upstream-name",
+            "    context.hostname_checks_common_name = False\n",
+            "    context.hostname_checks_common_name = False\n    context.check_hostname = False\n",
+            _TLS,
+        ),
+        (
+            "upstream-chain",
+            "    context.hostname_checks_common_name = False\n",
+            "    context.check_hostname = False\n    context.verify_mode = ssl.CERT_NONE\n",
+            _TLS,
+        ),
+    ),
+    *_of(
+        "parser strictness: ClientHello",
+        "core.wire.clienthello",
+        ("extension-twice", "        if kind in found:", "        if False:", _HELLO),
+        ("two-names", "    if kind != 0 or names:", "    if kind != 0:", _HELLO),
+        ("bytes-after-hello", "        if len(message) > 4 + length or len(self._raw) > self._at:", "        if False:", _HELLO),
+        ("hello-without-limit", "        if self._taken > MOST_BYTES:", "        if False:", _HELLO),
+        quick=("two-names",),
+    ),
+    *_of(
+        "parser strictness: HTTP/1.1; chunked and lengths",
+        "core.wire.http1",
+        ("length-and-chunked", "    if chunked and length is not None:", "    if False:", _HTTP1),
+        ("two-lengths", "    if len(lengths) > 1:", "    if False:", _HTTP1),
+        ("odd-length", "    if not _DIGITS.match(lengths[0]):", "    if False:", _HTTP1),
+        ("any-coding", '    if [coding.lower() for coding in codings] != [b"chunked"]:', "    if False:", _HTTP1),
+        ("any-field", "    if not _FIELDS.match(block):", "    if False:", _HTTP1),
+        ("two-hosts", "        if len(hosts) != 1:", "        if not hosts:", _HTTP1),
+        ("any-version", '        if version != b"1.1":', "        if False:", _HTTP1),
+        ("hop-by-hop", "    gone = HOP_BY_HOP | options | besides", "    gone = options | besides", _HTTP1),
+        ("connection-names-host", "    if options & _NOT_HOP:", "    if False:", _HTTP1),
+        ("fields-without-limit", "    if len(found) > MOST_FIELDS:", "    if False:", _HTTP1),
+        quick=("length-and-chunked", "two-hosts"),
+    ),
+    *_of(
+        "chunked; trailers",
+        "core.wire.bodies",
+        ("chunk-extension", "        if found is None or (found[2] and not self._extensions):", "        if found is None:", _BODIES),
+        (
+            "chunk-overrun",
+            '            if self._state == "end" and not b"\\r\\n".startswith(self._line):',
+            "            if False:",
+            _BODIES,
+        ),
+        ("any-trailer", "        if not _TRAILER.match(line) or self._trailers > _MOST_TRAILERS:", "        if False:", _BODIES),
+    ),
+    *_of(
+        "parser strictness: HTTP/2",
+        "core.wire.http2",
+        ("host-and-authority", '    if hosts and hosts != [pseudo[b":authority"]]:', "    if False:", _HTTP2),
+        ("h2-connect", ' or pseudo[b":method"] == b"CONNECT":', ":", _HTTP2),
+        ("pseudo-twice", "            if rest or name in pseudo:", "            if False:", _HTTP2),
+        ("h2-control-bytes", "        if not _VALUE.match(value):", "        if False:", _HTTP2),
+        ("floods", "        if left < 0:", "        if False:", _HTTP2),
+        ("h2-101", ' or status == b"101":', ":", _HTTP2),
+        quick=("host-and-authority",),
+    ),
+    *_of(
+        "paths in one form",
+        "core.policy.paths",
+        ("encoded-twice", '    if b"%" in plain and _TWICE.search(text):', "    if False:", _PATHS),
+        ("encoded-slash", '    if "%2F" in text:', "    if False:", _PATHS),
+        ("above-root", '                raise PathRefused("dots", "the path leads above its root")', "                continue", _PATHS),
+    ),
+    *_of(
+        "verdicts: every layer, every reading",
+        "core.policy.verdict",
+        ("any-reading", "not all(any(one.matches(reading)", "not any(any(one.matches(reading)", _VERDICT),
+        (
+            "lower-widens",
+            "        for verdict in above:\n            if isinstance(verdict, Deny):",
+            "        for verdict in ():\n            if 1:",
+            _VERDICT,
+        ),
+        ("trace", "        if asked.method.upper() in _ECHOING:", "        if False:", _VERDICT),
+        ("foreign", '    if asked.foreign and rule.foreign == "refuse":', "    if False:", _VERDICT),
+        ("any-method", "    if rule.methods is not None and asked.method not in rule.methods:", "    if False:", _VERDICT),
+        quick=("lower-widens", "any-reading"),
+    ),
+    *_of(
+        "WebSocket rule",
+        "core.policy.verdict",
+        ("any-websocket", "    if asked.websocket and not rule.websocket:", "    if False:", f"{_VERDICT} {_WEBSOCKET}"),
+    ),
+    *_of(
+        "WebSocket rule",
+        "gateway.websocket",
+        ("unmasked", "        if bool(head[1] & 0x80) is not self._masked:", "        if False:", _WEBSOCKET),
+        ("large-frame", "        if length > self._most:", "        if False:", _WEBSOCKET),
+    ),
+    *_of(
+        "Alt-Svc, 1xx and 101",
+        "gateway.exchange",
+        ("alt-svc", 'STRIPPED = frozenset({b"alt-svc"})', "STRIPPED: frozenset[bytes] = frozenset()", _REPLIES),
+        (
+            "any-101",
+            '    if accept is None or len(answers) != 2 or values.get(b"sec-websocket-accept") != accept:',
+            "    if accept is None:",
+            _WEBSOCKET,
+        ),
+        ("interim-flood", "MOST_INTERIM = 16", "MOST_INTERIM = 1 << 30", _REPLIES),
+    ),
+    *_of(
+        "trailers",
+        "core.wire.http2",
+        ("trailer-host", "    if {name for name, _ in rest} & {", "    if set() & {", _HTTP2),
+    ),
+    *_of(
+        "what is judged is what goes",
+        "gateway.judgement",
+        ("method-override", "    if not names.isdisjoint(_OVERRIDES) and _narrowed(stack, asked):", "    if False:", _REQUESTS),
+        (
+            "forwarded-host",
+            "    fields = [field for field in head.end_to_end() if field[0] not in dropped]",
+            "    fields = [*head.end_to_end()]",
+            _REQUESTS,
+        ),
+    ),
+    *_of(
+        "address table",
+        "core.policy.addresses",
+        (
+            "mixed-answer",
+            "    return next((verdict for verdict in verdicts if isinstance(verdict, Undialable)), verdicts[0])",
+            "    return verdicts[0]",
+            _ADDRESSES,
+        ),
+        ("own-address", "    if address in ranges.own:", "    if False:", _ADDRESSES),
+        ("no-table", "    return rows[at] if at >= 0 else None", "    return None", _ADDRESSES),
+        quick=("mixed-answer", "no-table"),
+    ),
+    *_of(
+        "dial check: vet",
+        "dialer.vet",
+        ("no-vet", "        if isinstance(verdict, Undialable):", "        if False:", f"{_DIAL} {_RESOLVE}"),
+        (
+            "own-unknown",
+            '            return NotChecked("own_addresses_unknown", denied=False)',
+            "            own = frozenset()",
+            f"{_RESOLVE} {_DIAL}",
+        ),
+    ),
+    *_of(
+        "dial check: peer",
+        "dialer.connect",
+        (
+            "any-peer",
+            "        if (ip_address(peer[0]), peer[1]) != (address, port) or peer == sock.getsockname():",
+            "        if False:",
+            _CONNECT,
+        ),
+    ),
+    *_of(
+        "policy generation at dial",
+        "dialer.policies",
+        (
+            "any-generation",
+            "        if number is not None and number != held.number:",
+            "        if False:",
+            "tests/unit/dialer/test_dial.py tests/unit/dialer/test_desk.py",
+        ),
+        (
+            "no-policy",
+            '            return Refused("no_policy", denied=True)',
+            "            return None",
+            "tests/unit/dialer/test_dial.py tests/unit/dialer/test_desk.py",
+        ),
+    ),
+    *_of(
+        "messages between processes",
+        "core.wire.dialing",
+        (
+            "any-spelling",
+            "    if isinstance(said, Request) and written != said.name:",
+            "    if False:",
+            "tests/fuzz/wire/test_dialing_fuzz.py tests/fuzz/test_corpus.py",
+        ),
+    ),
+    *_of(
+        "limits",
+        "gateway.connection",
+        (
+            "handshakes-without-limit",
+            '        if self._scheme in ("https", "passthrough") and shared.counts.handshakes >= shared.limits.handshakes:',
+            "        if False:",
+            f"{_LIMITS} {_TLS}",
+        ),
+    ),
+    *_of(
+        "audit before release",
+        "auditd.keeper",
+        (
+            "unwritten-is-written",
+            '                answer = Refused(number, "no_capacity", f"the record cannot be written: {error.strerror}")',
+            "                error.strerror",
+            "tests/unit/auditd/test_auditd.py",
+        ),
+        ("sandbox-by-its-word", "        if not source.sandbox:", "        if True:", "tests/unit/auditd/test_auditd.py"),
+    ),
+    *_of(
+        "audit: chains and heads",
+        "audit.chain",
+        ("changed-record", "        if not hmac.compare_digest(_next(last, body), told):", "        if False:", "tests/unit/audit"),
+        quick=("changed-record",),
+    ),
+    *_of(
+        "audit: chains and heads",
+        "broker.heads",
+        (
+            "head-goes-back",
+            "        if count < before or (count == before and last != known):",
+            "        if False:",
+            "tests/unit/broker tests/unit/auditd/test_auditd.py",
+        ),
+    ),
+)
