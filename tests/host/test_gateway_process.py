@@ -446,3 +446,50 @@ def test_worker_that_has_served_holds_less_than_8_mib_and_a_thousand_bindings_co
         assert first < 2
 
     run(host, root, work)
+
+
+def test_request_that_a_person_has_to_allow_waits_for_the_answer_and_a_question_that_nobody_waits_for_is_taken_back(
+    host: RootHost, root: Path
+) -> None:
+    async def work(lab: GatewayLab) -> None:
+        port = await lab.upstream(ALLOWED)
+        place = await lab.sandbox(policy={"rule": [{"host": ALLOWED, "port": port, "ask": True, "name": "careful"}]})
+
+        def asks() -> list[talk.Up]:
+            found = [talk.from_worker(one.message) for one in lab.heard if isinstance(one, api.Heard)]
+            return [one for one in found if not isinstance(one, talk.Counted)]
+
+        for number, allow in enumerate((True, False)):
+            waiting = asyncio.ensure_future(lab.get(place, ALLOWED, port, "/a?token=s3cret"))
+            await lab.until(lambda number=number: len(asks()) > number)  # type: ignore[misc]
+            asked = asks()[number]
+            assert isinstance(asked, talk.Ask)
+            assert (asked.host, asked.port, asked.scheme, asked.method) == (ALLOWED, port, "https", "GET")
+            assert (asked.path, asked.rule) == ("/a?token", "careful")
+            await lab.gateway.say(place.sandbox, 1, talk.encode(talk.Answer(asked.ask, allow=not allow)) + b"?")  # no message: dropped
+            await lab.gateway.say(place.sandbox, 1, talk.encode(talk.Answer(asked.ask % 1000 + 1, allow=not allow)))  # of nobody
+            await lab.gateway.say(place.sandbox, 1, talk.encode(talk.Answer(asked.ask, allow=allow)))
+            assert (await waiting).startswith(b"HTTP/1.1 200 OK" if allow else b"HTTP/1.1 403 ")
+        _, writer = await lab.tls(place, ALLOWED, port)
+        writer.write(f"GET / HTTP/1.1\r\nHost: {ALLOWED}:{port}\r\n\r\n".encode())
+        await lab.until(lambda: len(asks()) == 3)
+        writer.transport.abort()
+        await lab.until(lambda: len(asks()) == 4)
+        asked = asks()[2]
+        assert isinstance(asked, talk.Ask)
+        assert asks()[3] == talk.AskOver(asked.ask)
+        assert len(lab.upstreams[ALLOWED].heads) == 1
+
+    run(host, root, work)
+
+
+def test_budget_that_a_worker_has_used_up_is_used_up_for_the_next(host: RootHost, root: Path) -> None:
+    async def work(lab: GatewayLab) -> None:
+        port = await lab.upstream(ALLOWED)
+        place = await lab.sandbox(policy={"rule": [{"host": ALLOWED, "port": port, "received_limit": 150, "name": "small"}]})
+        said = b"GET / HTTP/1.1 got 0"  # with its head some 85 bytes: one answer is within the budget, and a second one is not
+        assert (await lab.get(place, ALLOWED, port)).endswith(said)
+        os.kill(lab.pid(place), signal.SIGKILL)
+        assert not (await lab.get(place, ALLOWED, port)).endswith(said)
+
+    run(host, root, work)
