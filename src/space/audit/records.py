@@ -123,9 +123,11 @@ class RecordRefused(ValueError):
 
 
 def encode(note: Note) -> bytes:
-    """As it goes over the socket. RecordRefused: what `decode` would refuse."""
+    """As it goes over the socket. RecordRefused: values that `decode` would refuse."""
     data = _ENCODER.encode(note)
-    decode(data)
+    if len(data) > MOST_MESSAGE:
+        raise RecordRefused(f"a record of {len(data)} bytes, at most {MOST_MESSAGE} are possible")
+    _bounded(note)
     return data
 
 
@@ -137,11 +139,17 @@ def decode(message: bytes) -> Note:
         note = _DECODER.decode(message)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError) as error:
         raise RecordRefused(f"no record: {str(error)[:200]}") from None
+    _bounded(note)
+    return note
+
+
+def _bounded(note: Note) -> None:
     if not 0 <= note.id < 1 << 53:
         raise RecordRefused("the id of a note is not within 0 to 2^53")
     for field in note.record.__struct_fields__:
-        _check(field, getattr(note.record, field))
-    return note
+        value = getattr(note.record, field)
+        if type(value) is not str or len(value) > _MOST_TEXT:  # most are short words
+            _check(field, value)
 
 
 def _check(field: str, value: object) -> None:

@@ -1,8 +1,9 @@
 """`gateway`: what the egress gateway does in a second of processor time, beside mitmproxy, squid and a bare relay in the same run.
 
 A second of user and system time of all processes of a proxy: the gateway's are zygote, worker, dialer, broker and keeper of records, with
-a policy of methods and paths that judges every request and a record of each; the others judge and record nothing. Clients and upstream are
-processes of their own and count for nobody. The proxies take turns in every round, so that what else the machine does hits all of them.
+a policy of methods and paths that judges every request, and a record of each; squid logs each and judges none, the others do neither.
+Clients and upstream are processes of their own and count for nobody. The proxies take turns in every round, so that what else the machine
+does hits all of them.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def mitmproxy(place: Place) -> Iterator[Proxy]:
 
 @contextmanager
 def squid(place: Place) -> Iterator[Proxy]:
-    """As an explicit proxy that bumps every connection, in the way that its documentation calls for; without cache and log."""
+    """As an explicit proxy that bumps every connection, as its documentation says, and logs every request; without cache."""
     root, home, port = _squid(), place.directory / "squid", _free_port()
     home.mkdir()
     libraries = {"LD_LIBRARY_PATH": f"{root}/usr/lib/x86_64-linux-gnu:{root}/lib/x86_64-linux-gnu"}
@@ -83,8 +83,9 @@ def squid(place: Place) -> Iterator[Proxy]:
         f"sslcrtd_program {helper} -s {home}/db -M 4MB\nsslcrtd_children 2 startup=1 idle=1\n"
         "acl hello at_step SslBump1\nssl_bump peek hello\nssl_bump bump all\n"
         f"tls_outgoing_options cafile={place.roots}\nhttp_access allow all\nhosts_file {home}/hosts\n"
-        f"cache deny all\ncache_mem 0\naccess_log none\ncache_log {home}/cache.log\ncache_store_log none\npid_filename {home}/pid\n"
-        f"unlinkd_program {root}/usr/lib/squid/unlinkd\n"
+        f"cache deny all\ncache_mem 0\n"
+        f"access_log daemon:{home}/access.log squid\ncache_log {home}/cache.log\ncache_store_log none\npid_filename {home}/pid\n"
+        f"unlinkd_program {root}/usr/lib/squid/unlinkd\nlogfile_daemon {root}/usr/lib/squid/log_file_daemon\n"
         f"pinger_enable off\nshutdown_lifetime 0 seconds\ncoredump_dir {home}\nmax_filedescriptors 4096\n"
         f"mime_table {root}/usr/share/squid/mime.conf\nicon_directory {share}/icons\nerror_directory {home}/errors\n"
     )

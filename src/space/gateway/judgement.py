@@ -9,6 +9,7 @@ import base64
 import binascii
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -42,8 +43,7 @@ _WEBSOCKET_DROPPED = frozenset({b"sec-websocket-extensions"})  # compressed fram
 _ACCEPT = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(msgspec.Struct, frozen=True, gc=False):
     """It may go. websocket: what the upstream must accept with, if the guest asks for one."""
 
     asked: Asked
@@ -70,8 +70,8 @@ def judge(flow: Flow, stack: Stack, head: RequestHead) -> Admitted | Refused:
     if isinstance(path, str):
         return Refused(STATUS[path], path, close=True, error="egress_denied" if STATUS[path] == 421 else "bad_request")
     websocket = head.upgrade == b"websocket"
-    names = {field[0] for field in head.fields}
-    foreign = not names.isdisjoint(_CREDENTIAL_FIELDS) or (path.query is not None and _has_credential(path.query))
+    credential, override = _telling(head.fields)
+    foreign = credential or (path.query is not None and _has_credential(path.query))
     asked = Asked(flow.name, flow.port, "https" if flow.secure else "http", head.method.decode("ascii"), path, websocket, foreign)
     accept = None
     if websocket:
@@ -82,11 +82,19 @@ def judge(flow: Flow, stack: Stack, head: RequestHead) -> Admitted | Refused:
     if isinstance(verdict, Deny):
         return Refused(403, verdict.reason, verdict.rule, asked=asked)
     rule = None if verdict.rule is None else verdict.rule.name
-    if not names.isdisjoint(_OVERRIDES) and _narrowed(stack, asked):
-        return Refused(403, "method_override" if not names.isdisjoint(_METHOD_FIELDS) else "path_override", rule, asked=asked)
+    if override is not None and _narrowed(stack, asked):
+        return Refused(403, override, rule, asked=asked)
     if verdict.grant is not None:  # there is nobody yet who could lend it, and without it the request is another one
         return Refused(503, "credential_unavailable", rule, asked=asked)
     return Admitted(asked, verdict, budgets_of(stack, asked, verdict), accept)
+
+
+@lru_cache(16)
+def _telling(fields: tuple[Field, ...]) -> tuple[bool, str | None]:
+    """Whether a credential is among them, and what would override what is judged."""
+    names = {field[0] for field in fields}
+    override = None if names.isdisjoint(_OVERRIDES) else "path_override" if names.isdisjoint(_METHOD_FIELDS) else "method_override"
+    return not names.isdisjoint(_CREDENTIAL_FIELDS), override
 
 
 def request_bytes(flow: Flow, head: RequestHead, path: Path, framing: Framing, *, websocket: bool) -> bytes:

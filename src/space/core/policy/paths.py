@@ -9,8 +9,10 @@ reading: a verdict that allows it must allow them all, so a disagreement can onl
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
 
 MOST_TARGET = 16_384
 _UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
@@ -33,8 +35,7 @@ class PathRefused(ValueError):
         self.fault: Fault = fault
 
 
-@dataclass(frozen=True, slots=True)
-class Path:
+class Path(msgspec.Struct, frozen=True, gc=False):
     """text: the normal form, to be sent. query: None when there is no question mark. readings: every path that a server may take it for."""
 
     text: str
@@ -122,6 +123,11 @@ class PathPattern:
 
     segments: tuple[str, ...]
     below: bool
+    _literal: str | None = field(init=False, repr=False, compare=False)  # without a `*`: the path, or what every path begins with
+
+    def __post_init__(self) -> None:
+        literal = "".join([f"/{segment}" for segment in self.segments])
+        object.__setattr__(self, "_literal", None if "*" in literal else literal + ("/" if self.below else ""))
 
     @classmethod
     def parse(cls, text: str) -> PathPattern:
@@ -151,6 +157,8 @@ class PathPattern:
 
     def matches(self, path: str) -> bool:
         """Whether it says so of a path (one reading, without query)."""
+        if self._literal is not None:
+            return path.startswith(self._literal) if self.below else path == self._literal
         segments = path.split("/")[1:]
         if len(segments) < len(self.segments) + self.below or (not self.below and len(segments) > len(self.segments)):
             return False

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
 from typing import Literal
 
+import msgspec
+
 from space.core.policy.addresses import Dialable, judge
 from space.core.policy.model import Policy, Rule, Scheme
 from space.core.policy.paths import Path
@@ -68,8 +70,7 @@ class Deny:
 Verdict = Allow | Deny
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True, gc=False):
     """A request. method: as it came (methods are case-sensitive). foreign: it carries a credential that the guest put there."""
 
     name: str
@@ -92,6 +93,7 @@ class Layer:
             (below if rule.host.wildcard else exact)[rule.host.suffix].append(rule)
         self._exact = {name: tuple(rules) for name, rules in exact.items()}
         self._below = {name: tuple(rules) for name, rules in below.items()}
+        self._allows: dict[int, Allow] = {}  # by the rule's identity: what each comes to, made when it is first asked for
 
     def rules(self, name: str) -> tuple[Rule, ...]:
         """The rules for a canonical name: those that name it before those with a wildcard, each in the policy's order."""
@@ -103,7 +105,7 @@ class Layer:
     def name(self, name: str) -> Verdict:
         """Whether any rule, or `open`, is for that name."""
         for rule in self.rules(name):
-            return _allow(rule)
+            return self._allow(rule)
         return Allow(None, "https") if self.policy.open else self._deny("name_not_allowed")
 
     def flow(self, name: str, port: int) -> Verdict:
@@ -111,7 +113,7 @@ class Layer:
         rules = self.rules(name)
         for rule in rules:
             if rule.port == port:
-                return _allow(rule)
+                return self._allow(rule)
         if self.policy.open:
             return Allow(None, usual_scheme(port))
         return self._deny("port_not_allowed", rules[0]) if rules else self._deny("name_not_allowed")
@@ -127,17 +129,17 @@ class Layer:
             return Allow(None, asked.scheme)
         if nearest.scheme != asked.scheme:
             return self._deny("scheme_not_allowed", nearest.rule)
-        denial = self._deny("port_not_allowed", nearest.rule)
-        far = -1
+        why: Reason = "port_not_allowed"
+        near, far = nearest.rule, -1
         for rule in self.rules(asked.name):
             if rule.port != asked.port:
                 continue
             missed = _missed(rule, asked)
             if missed is None:
-                return _allow(rule)
+                return self._allow(rule)
             if _DISTANCE[missed] > far:
-                far, denial = _DISTANCE[missed], self._deny(missed, rule)
-        return denial  # also where the layer is open: a host that has rules is held to them
+                far, why, near = _DISTANCE[missed], missed, rule
+        return self._deny(why, near)  # also where the layer is open: a host that has rules is held to them
 
     def literal(self, address: IPv4Address, port: int) -> Verdict:
         """Whether an address may be dialled that no name stands for. What may not be dialled at all is the dialer's to refuse."""
@@ -147,6 +149,12 @@ class Layer:
         if self.policy.open and isinstance(judge(address), Dialable):
             return Allow(None, "tcp")
         return self._deny("address_not_allowed")
+
+    def _allow(self, rule: Rule) -> Allow:
+        found = self._allows.get(id(rule))
+        if found is None:
+            found = self._allows[id(rule)] = _allow(rule)
+        return found
 
     def _deny(self, reason: Reason, rule: Rule | None = None) -> Deny:
         return Deny(reason, self.policy.name, None if rule is None else rule.name)
@@ -168,8 +176,13 @@ def _missed(rule: Rule, asked: Asked) -> Reason | None:
     """Why a rule for that name, port and scheme does not allow the request; None when it does."""
     if rule.methods is not None and asked.method not in rule.methods:
         return "method_not_allowed"
-    if rule.paths is not None and not all(any(one.matches(reading) for one in rule.paths) for reading in asked.path.readings):
-        return "path_not_allowed"
+    if rule.paths is not None:
+        for reading in asked.path.readings:
+            for one in rule.paths:
+                if one.matches(reading):
+                    break
+            else:
+                return "path_not_allowed"
     if asked.foreign and rule.foreign == "refuse":
         return "foreign_credentials"
     if asked.websocket and not rule.websocket:
@@ -202,7 +215,10 @@ class Stack:
         """
         if not verdicts:
             return Deny("no_policy", "none")
-        *above, lowest = verdicts
+        lowest = verdicts[-1]
+        if len(verdicts) == 1 and isinstance(lowest, Allow):
+            return lowest
+        above = verdicts[:-1]
         for verdict in above:
             if isinstance(verdict, Deny):
                 return verdict
@@ -211,20 +227,25 @@ class Stack:
             if usual is None or mode == "enforce" or lowest.reason == "trace":
                 return lowest
             lowest = Allow(None, usual, ask=mode == "ask", recorded=mode == "record")
-        allowed = [*[verdict for verdict in above if isinstance(verdict, Allow)], lowest]
-        ruled = [verdict for verdict in allowed if verdict.rule is not None]
-        scheme = ruled[-1].scheme if ruled else lowest.scheme
+        return self._joined([*[verdict for verdict in above if isinstance(verdict, Allow)], lowest])
+
+    def _joined(self, allowed: list[Allow]) -> Verdict:
+        """What all of them allow: by the lowest one's rule, with what those above add. The lowest itself where they add nothing."""
+        lowest = allowed[-1]
+        scheme = next((verdict.scheme for verdict in reversed(allowed) if verdict.rule is not None), lowest.scheme)
+        ask, sent, received = lowest.ask, lowest.sent_limit, lowest.received_limit
         for verdict, layer in zip(allowed, self.layers, strict=True):
             if verdict.rule is not None and verdict.scheme != scheme:
                 return Deny("scheme_not_allowed", layer.policy.name, verdict.rule.name)
-        return replace(
-            lowest,
-            scheme=scheme,
-            ask=any(verdict.ask for verdict in allowed),
-            sent_limit=_least(verdict.sent_limit for verdict in allowed),
-            received_limit=_least(verdict.received_limit for verdict in allowed),
-        )
+            ask = ask or verdict.ask
+            sent, received = _less(sent, verdict.sent_limit), _less(received, verdict.received_limit)
+        if (scheme, ask, sent, received) == (lowest.scheme, lowest.ask, lowest.sent_limit, lowest.received_limit):
+            return lowest
+        return replace(lowest, scheme=scheme, ask=ask, sent_limit=sent, received_limit=received)
 
 
-def _least(limits: Iterable[int | None]) -> int | None:
-    return min((limit for limit in limits if limit is not None), default=None)
+def _less(one: int | None, other: int | None) -> int | None:
+    """The lesser limit; None is no limit."""
+    if one is None or other is None:
+        return one if other is None else other
+    return min(one, other)

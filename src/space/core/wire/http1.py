@@ -11,7 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Generic, Literal, Protocol, TypeVar
+
+import msgspec
 
 MOST_HEAD = 65_536
 MOST_FIELDS = 128
@@ -31,6 +34,7 @@ HOP_BY_HOP = frozenset(
 )
 # Naming one of these in Connection would take it away from who judges by it.
 _NOT_HOP = frozenset({b"host", b"content-length", b"authorization", b"cookie", b"content-type", b"expect", b"date", b"cache-control"})
+_WRITTEN_ANEW, _LENGTH = frozenset({b"host", b"content-length", b"expect"}), frozenset({b"content-length"})
 
 Field = tuple[bytes, bytes]
 
@@ -57,8 +61,7 @@ CHUNKED = Framing("chunked")
 UNTIL_CLOSE = Framing("close")
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHead:
+class RequestHead(msgspec.Struct, frozen=True, gc=False):
     """A request's head. fields: names in lower case, values trimmed, in order, Host among them. options: what Connection lists."""
 
     method: bytes
@@ -82,27 +85,9 @@ class RequestHead:
             raise BadHead("version", f"HTTP/{version.decode()} is not spoken here", 505)
         if len(method) > 32:
             raise BadHead("method", "a method of more than 32 characters", 501)
-        fields = _fields(block, 400)
-        hosts = _all(fields, b"host")
-        if len(hosts) != 1:
-            raise BadHead("host", f"{len(hosts)} Host fields where one must be")
-        expects = _all(fields, b"expect")
-        if expects and [value.lower() for value in expects] != [b"100-continue"]:
-            raise BadHead("expect", "an expectation that nobody can meet", 417)
-        upgrades = _all(fields, b"upgrade")
-        if len(upgrades) > 1:
-            raise BadHead("upgrade", "two Upgrade fields")
-        options = _options(fields, 400)
-        return cls(
-            method,
-            target,
-            hosts[0],
-            fields,
-            _request_framing(fields),
-            options,
-            bool(expects),
-            upgrades[0].lower() if upgrades and b"upgrade" in options else None,
-        )
+        said = _known_request_block(block) if len(block) <= _MOST_KNOWN else _request_block(block)
+        host, fields, framing, options, expects, upgrade = said
+        return cls(method, target, host, fields, framing, options, expects, upgrade)
 
     @property
     def keep_alive(self) -> bool:
@@ -111,11 +96,10 @@ class RequestHead:
 
     def end_to_end(self) -> tuple[Field, ...]:
         """The fields that are for the origin, without Host and length: those are written anew."""
-        return _end_to_end(self.fields, self.options, frozenset({b"host", b"content-length", b"expect"}))
+        return _end_to_end(self.fields, self.options, _WRITTEN_ANEW)
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseHead:
+class ResponseHead(msgspec.Struct, frozen=True, gc=False):
     """A response's head. interim: a 1xx, another head follows."""
 
     status: int
@@ -135,9 +119,8 @@ class ResponseHead:
             if found is None:
                 raise BadHead("status_line", "the status line is not `HTTP/1.1 status reason`", 502)
             version, status = found[1], int(found[2])
-            fields = _fields(block, 502)
-            options = _options(fields, 502)
-            framing = _response_framing(fields, status, method, old=version == b"1.0")
+            fields, options, length, chunked = _known_response_block(block) if len(block) <= _MOST_KNOWN else _response_block(block)
+            framing = _response_framing(length, status, method, chunked=chunked, old=version == b"1.0")
             lasting = b"keep-alive" in options if version == b"1.0" else b"close" not in options
             return cls(status, found[3] or b"", fields, framing, options, lasting and framing.kind != "close")
 
@@ -149,7 +132,7 @@ class ResponseHead:
 
     def end_to_end(self) -> tuple[Field, ...]:
         """The fields that are for the client, without length."""
-        return _end_to_end(self.fields, self.options, frozenset({b"content-length"}))
+        return _end_to_end(self.fields, self.options, _LENGTH)
 
 
 class _Head(Protocol):
@@ -177,6 +160,9 @@ class HeadReader(Generic[H]):
     def receive(self, data: bytes) -> H | None:
         """The head once it is whole. BadHead: it has none or two readings, or is too long."""
         buffer = self._buffer
+        if not buffer and (end := data.find(b"\r\n\r\n")) >= 0 and end + 4 <= self._most:  # whole in one piece, as most are
+            self.rest = data[end + 4 :]
+            return self._parse(data[: end + 4])
         buffer += data
         end = buffer.find(b"\r\n\r\n", max(0, self._seen - 3))
         if end < 0:
@@ -286,8 +272,37 @@ def _request_framing(fields: tuple[Field, ...]) -> Framing:
     return NO_BODY if not length else Framing("length", length)
 
 
-def _response_framing(fields: tuple[Field, ...], status: int, method: bytes, *, old: bool) -> Framing:
-    length, chunked = _length(fields, 502), _chunked(fields, 502)
+def _request_block(block: bytes) -> tuple[bytes, tuple[Field, ...], Framing, frozenset[bytes], bool, bytes | None]:
+    """What the fields of a request say: host, fields, framing, options, whether it waits for 100, what it would upgrade to."""
+    fields = _fields(block, 400)
+    hosts = _all(fields, b"host")
+    if len(hosts) != 1:
+        raise BadHead("host", f"{len(hosts)} Host fields where one must be")
+    expects = _all(fields, b"expect")
+    if expects and [value.lower() for value in expects] != [b"100-continue"]:
+        raise BadHead("expect", "an expectation that nobody can meet", 417)
+    upgrades = _all(fields, b"upgrade")
+    if len(upgrades) > 1:
+        raise BadHead("upgrade", "two Upgrade fields")
+    options = _options(fields, 400)
+    upgrade = upgrades[0].lower() if upgrades and b"upgrade" in options else None
+    return hosts[0], fields, _request_framing(fields), options, bool(expects), upgrade
+
+
+def _response_block(block: bytes) -> tuple[tuple[Field, ...], frozenset[bytes], int | None, bool]:
+    """What the fields of a response say: fields, options, length, whether it is chunked."""
+    fields = _fields(block, 502)
+    return fields, _options(fields, 502), _length(fields, 502), _chunked(fields, 502)
+
+
+# A client says the same fields with every request of a connection, and a server many a time. What they say is a function of their bytes
+# alone, so those that were read lately need not be read again; what is refused is read each time. Long ones are not kept.
+_MOST_KNOWN = 2048
+_known_request_block = lru_cache(64)(_request_block)
+_known_response_block = lru_cache(64)(_response_block)
+
+
+def _response_framing(length: int | None, status: int, method: bytes, *, chunked: bool, old: bool) -> Framing:
     if chunked and (length is not None or old):
         raise BadHead("both", "a transfer coding beside a length, or in HTTP/1.0", 502)
     if method == b"HEAD" or status < 200 or status in (204, 304):
@@ -297,6 +312,7 @@ def _response_framing(fields: tuple[Field, ...], status: int, method: bytes, *, 
     return UNTIL_CLOSE if length is None else Framing("length", length)
 
 
+@lru_cache(16)
 def _end_to_end(fields: tuple[Field, ...], options: frozenset[bytes], besides: frozenset[bytes]) -> tuple[Field, ...]:
     gone = HOP_BY_HOP | options | besides
     return tuple([field for field in fields if field[0] not in gone])
