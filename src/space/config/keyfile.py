@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from pathlib import Path
+
+STORE = "store.db"  # what it opens, in the broker's directory
 
 
 def make(path: Path, owner: int | None = None, *, durable: bool = True) -> None:
@@ -40,3 +43,16 @@ def write(path: Path, text: bytes, owner: int | None = None, *, durable: bool = 
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def objection(place: Path, owner: int) -> str | None:
+    """What is wrong with who may read it, in words."""
+    try:
+        facts = place.lstat()
+    except OSError as error:
+        return f"cannot be looked at: {error.strerror}"
+    if not stat.S_ISREG(facts.st_mode):
+        return "is no regular file"
+    if facts.st_uid != owner or facts.st_mode & 0o177:
+        return f"is mode {stat.S_IMODE(facts.st_mode):04o} of uid {facts.st_uid}, and has to be 0600 of uid {owner}"
+    return None

@@ -7,7 +7,6 @@ and looks at who owns it; what is in it only the broker reads.
 from __future__ import annotations
 
 import os
-import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from space.config.instance import Instance
 from space.config.settings import Settings
 from space.model.errors import Conflict, InvalidArgument, Unavailable
 
-STORE = "store.db"
+STORE = keyfile.STORE
 
 
 def path(instance: Instance, settings: Settings) -> Path:
@@ -33,21 +32,8 @@ def ensure(instance: Instance, settings: Settings, *, durable: bool = True) -> N
     with suppress(FileExistsError):
         if not os.path.lexists(place):
             _make(instance, place, durable=durable)
-    if fault := objection(place, instance.broker_uid):
+    if fault := keyfile.objection(place, instance.broker_uid):
         raise InvalidArgument(f"the broker's keyring {place} {fault}", hint=f"chown {instance.broker_uid} {place}; chmod 600 {place}")
-
-
-def objection(place: Path, owner: int) -> str | None:
-    """What is wrong with who may read it, in words."""
-    try:
-        facts = place.lstat()
-    except OSError as error:
-        return f"cannot be looked at: {error.strerror}"
-    if not stat.S_ISREG(facts.st_mode):
-        return "is no regular file"
-    if facts.st_uid != owner or facts.st_mode & 0o177:
-        return f"is mode {stat.S_IMODE(facts.st_mode):04o} of uid {facts.st_uid}, and has to be 0600 of uid {owner}"
-    return None
 
 
 def _make(instance: Instance, place: Path, *, durable: bool) -> None:

@@ -19,7 +19,7 @@ from space.config.instance import DATA_ROOT, RUN_ROOT, SETTINGS_ROOT, Instance, 
 from space.core.lifecycle.admission import memory_budget
 from space.host.cgroups import LEAF
 from space.model.errors import SpaceError
-from space.setup import checkhost, checkspace, deps, runtime, shelf, storage, template
+from space.setup import checkegress, checkhost, checkspace, deps, runtime, shelf, storage, template
 from space.setup.checkup import FAILURE, WARNING, Check, fine
 
 DEFAULT = "default"
@@ -29,13 +29,14 @@ Look = Callable[[], "Check | list[Check]"]
 def checks(only: str | None = None) -> list[Check]:
     """All facts, in the order in which they build on each other; a check that fails to look is one too. only: of instances, that one."""
     looks: tuple[Look, ...] = (
-        kernel, rights, namespaces, tun, firewall, cgroups, clock, limits, memory,
+        kernel, rights, namespaces, tun, firewall, edge, cgroups, clock, limits, memory,
         reflinks, space_left, accelerator, artefacts, installed, services, uids,
     )  # fmt: skip
     found = [check for look in looks for check in guarded(look)]
     for name in [only] if only else _names():
         found += guarded(lambda: settings(name), f"settings of {name}")  # noqa: B023 - called at once
         found += guarded(lambda: certificate(name), f"certificate of {name}")  # noqa: B023
+        found += guarded(lambda: outside(name), f"egress of {name}")  # noqa: B023
         found += guarded(lambda: running(name), f"instance {name}")  # noqa: B023
     return found + guarded(leftovers)
 
@@ -89,6 +90,11 @@ def tun() -> Check:
 def firewall() -> Check:
     """nftables, asked for its tables."""
     return checkhost.judge_firewall(checkhost.see_firewall())
+
+
+def edge() -> Check:
+    """What a slot's edge loads."""
+    return checkegress.judge_edge(checkegress.see_edge())
 
 
 def cgroups() -> Check:
@@ -172,6 +178,12 @@ def certificate(name: str) -> list[Check]:
     """The API's certificate, where there is TLS."""
     found = checkspace.see_certificate(name, _configured(name).settings, time.time())
     return [] if found is None else [checkspace.judge_certificate(found)]
+
+
+def outside(name: str) -> Check:
+    """What an instance's gateway goes by."""
+    instance = next((one for one in instances() if str(one.name) == name), None)
+    return checkegress.judge_outside(checkegress.see_outside(name, _configured(name).settings, instance))
 
 
 def running(name: str) -> list[Check]:

@@ -44,6 +44,10 @@ def proofs() -> tuple[Proof, ...]:
     return (
         Proof("space.control.server", last.control_uid),
         Proof("space.node.server", last.node_uid),
+        Proof("space.broker.server", last.broker_uid),
+        Proof("space.auditd.server", last.audit_uid),
+        Proof("space.dialer.server", last.dialer_uid),
+        Proof("space.gateway.server", last.gateway_uid),
         Proof("space.rootd.server", 0),
         Proof("space.serve.main", 0),
         Proof("space.cli.main", 0),

@@ -61,6 +61,7 @@ TimeoutStartSec=180
 TimeoutStopSec=120
 LimitNOFILE=65536
 LimitCORE=0
+LimitMEMLOCK=infinity
 TasksMax=infinity
 UMask=0022
 
