@@ -103,14 +103,19 @@ class Book:
 
     # -- changes ----------------------------------------------------------------------------------------------------------
 
-    async def add(self, record: Record, repeat: Repeat | None) -> Entry:
-        """A new sandbox. Its place is taken before anything is waited for; a store that fails gives it back."""
+    async def add(self, record: Record, repeat: Repeat | None, also: Callable[[Connection], Any] = lambda connection: None) -> Entry:
+        """A new sandbox. Its place is taken before anything is waited for; a store that fails gives it back. also: in its transaction."""
         entry = self.live[record.id] = Entry(record, repeat)
         entry.creating = True
         if repeat is not None:
             self._remember(repeat)
+
+        def change(connection: Connection) -> None:
+            also(connection)
+            records.add(connection, record, repeat)
+
         try:
-            await self.write(record.tenant, lambda connection: records.add(connection, record, repeat), [News("created", record)])
+            await self.write(record.tenant, change, [News("created", record)])
         except SpaceError as error:
             self.drop(entry, error)
             raise
@@ -139,6 +144,16 @@ class Book:
         news = [*self._news(entry), News("changed", record, fields=fields)]
         await self.write(record.tenant, lambda connection: records.change(connection, record), news)
         return record
+
+    async def save(self, entry: Entry, also: Callable[[Connection], Any], news: Sequence[News]) -> None:
+        """What `set` has changed, with something else in one transaction, on the disk when this returns."""
+        record = entry.record
+
+        def change(connection: Connection) -> None:
+            also(connection)
+            records.save(connection, record)
+
+        await self.write(record.tenant, change, [*self._news(entry), *news], durable=True)
 
     async def promise(self, entry: Entry, **fields: Any) -> None:
         """The next revision, on the disk when this returns."""

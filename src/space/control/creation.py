@@ -14,6 +14,7 @@ from space.control.ends import Ends
 from space.control.entry import SETTLED, Entry
 from space.control.link import LinkLost, NodeLink
 from space.control.records import UNWANTED, WANTED, Record, Repeat
+from space.control.telling import Telling
 from space.model.errors import (
     Conflict,
     DeadlineExceeded,
@@ -46,8 +47,10 @@ class Creation:
         heed: Callable[[SandboxState], None],
         absent: Callable[[Entry], None],
         resolve: Callable[[str, str], tuple[str, str]],
+        telling: Telling,
     ) -> None:
         self._book = book
+        self._telling = telling
         self._ends = ends
         self._link = link
         self._heed = heed
@@ -67,13 +70,13 @@ class Creation:
         try:
             name, digest = self._resolve(record.tenant, spec.template)
             request = Create(
-                record.id, record.tenant, record.generation, name, spec.cpus, spec.memory_mib, spec.disk_mib, dict(spec.env), digest=digest
-            )
+                record.id, record.tenant, record.generation, name, spec.cpus, spec.memory_mib, spec.disk_mib, dict(spec.env),
+                record.policy_digest, record.policy_generation, digest=digest,
+            )  # fmt: skip
             if record.desired == UNWANTED:
                 return
             async with asyncio.timeout(limits.CREATE_SECONDS):
-                async for level in self._link.create(request):
-                    self._heed(level)
+                await self._make(entry, request)
             if entry.record.phase not in SETTLED:
                 self._ends.fail(entry, _ended(entry) or SandboxDied("the node ended the creation without a result"))
         except LinkLost as error:
@@ -94,6 +97,20 @@ class Creation:
                 self._ends.fail(entry, _ended(entry) or error)
         finally:
             entry.creating = False
+            self._telling.look(entry)  # it may have got another policy meanwhile
+
+    async def _make(self, entry: Entry, request: Create) -> None:
+        """The node makes it; it gets the policy first if it lacks that."""
+        await self._telling.ensure(request.policy)
+        try:
+            async for level in self._link.create(request):
+                self._heed(level)
+        except NotFound:
+            if not request.policy or entry.record.phase is not Phase.REQUESTED:
+                raise
+            await self._telling.ensure(request.policy, again=True)
+            async for level in self._link.create(request):
+                self._heed(level)
 
     async def running(self, entry: Entry) -> SandboxInfo:
         """Wait until it runs; the fault of it otherwise."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from space.control.records import Record, Repeat
 from space.control.timers import Timer
+from space.model.egress import Ask
 from space.model.errors import SpaceError
 from space.model.sandbox import Phase
 
@@ -40,6 +41,11 @@ class Entry:
         self.burying = False  # it has ended, and that is not committed yet
         self.promised: asyncio.Task[None] | None = None
         self.pausing: Pausing | None = None
+        self.policy_seen: tuple[str, int] | None = None  # digest and generation that the node decides by, as it said last
+        self.telling: asyncio.Task[None] | None = None  # what tells the node of another one
+        self.asks: dict[str, Ask] = {}  # requests that wait for a person
+        self.asks_told = (0, 0)  # a minute, and how many were told in it
+        self.worker_crashes: int | None = None  # as the node's last level says
         self.expiry: Timer | None = None
         self.expiry_us: int | None = None  # what that timer is set to
         self._moved = asyncio.Event()

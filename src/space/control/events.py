@@ -22,6 +22,7 @@ from space.control.records import Record
 from space.control.store.schema import event_floors, events
 from space.control.store.store import Store
 from space.control.timers import Timers
+from space.model.egress import Ask, PolicyStatus
 from space.model.events import Event, EventKind
 from space.model.sandbox import Phase
 
@@ -40,10 +41,14 @@ class News:
     fields: Sequence[str] | None = None
     count: int | None = None
     process: str | None = None
+    ask: Ask | None = None
+    policy: PolicyStatus | None = None
+    detail: str | None = None
 
     def row(self) -> dict[str, Any]:
         """As it is stored."""
-        more = {"from_phase": self.from_phase, "fields": self.fields, "count": self.count, "process": self.process}
+        more: dict[str, Any] = {"from_phase": self.from_phase, "fields": self.fields, "count": self.count, "process": self.process}
+        more |= {"ask": self.ask, "policy": self.policy, "detail": self.detail}
         payload = {"phase": self.record.phase.value, "reason": self.record.reason, **more}
         return {
             "tenant": self.record.tenant,
@@ -51,7 +56,7 @@ class News:
             "kind": self.kind,
             "at_us": time.time_ns() // 1000,
             "revision": self.record.revision,
-            "payload": {name: value for name, value in payload.items() if value is not None},
+            "payload": msgspec.to_builtins({name: value for name, value in payload.items() if value is not None}),
         }
 
 

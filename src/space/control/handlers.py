@@ -23,15 +23,18 @@ async def create_sandbox(call: Call, services: Services) -> Answer:
     """POST /v1/sandboxes."""
     wait = flag(call.argument("wait"), "wait", default=True)
     body = await call.json()
-    spec = wire.sandbox_spec(wire.decode(body, CreateRequest), max_ttl_seconds=services.settings.max_ttl_seconds)
+    asked = wire.decode(body, CreateRequest)
+    spec = wire.sandbox_spec(asked, max_ttl_seconds=services.settings.max_ttl_seconds)
     repeat = None
     key = call.headers.get("idempotency-key")
     if key is not None:
         if not _IDEMPOTENCY_KEY.match(key):
             raise InvalidArgument("Idempotency-Key: 1 to 128 printable ASCII characters without blanks", hint="a UUID will do")
         # Of what was asked, not of how it was spelled: a client may order or space its JSON anew.
-        repeat = (key, hashlib.sha256(msgspec.json.encode(wire.asked_for(spec))).digest())
-    info = await services.sandboxes.create(call.tenant, spec, wait=wait, repeat=repeat)
+        said = msgspec.json.encode(wire.asked_for(spec))
+        said += b"" if asked.policy is None else msgspec.json.encode(asked.policy, order="deterministic")
+        repeat = (key, hashlib.sha256(said).digest())
+    info = await services.sandboxes.create(call.tenant, spec, wait=wait, repeat=repeat, policy=asked.policy)
     call.sandbox = info.id
     return answers.value(info, 201 if wait else 202)
 

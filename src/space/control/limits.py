@@ -79,6 +79,30 @@ OWNERS: Final = 10_000
 LIST_DEFAULT: Final = 50
 LIST_MAX: Final = 200
 
+# -- policies ----------------------------------------------------------------------------------------------------------
+# A policy's document is at most 8 MiB; JSON with blanks and escapes may be longer than what it says.
+MAX_POLICY_JSON: Final = 12 * MIB
+POLICIES_PER_TENANT: Final = 200
+# What a tenant's stored policies and its sandboxes' own ones say, together.
+POLICY_BYTES_PER_TENANT: Final = 64 * MIB
+# Mistakes of a policy that are told, and warnings: a policy of 20,000 rules may have more than anybody reads.
+POLICY_NOTES: Final = 50
+# Policies that are read at a time, each on a thread: one of 20,000 rules takes half a second of a processor.
+POLICY_READING: Final = 2
+# Sandboxes whose policy the node is told at a time.
+POLICY_TELLING: Final = 16
+POLICY_CALL_SECONDS: Final = 10.0
+# A policy that the node could not be made to decide by within this is replaced by none: nothing leaves until it can be.
+POLICY_CUT_SECONDS: Final = 15.0
+# The answer to a change waits so long for the node.
+POLICY_WAIT_SECONDS: Final = 20.0
+POLICY_LONGEST_PAUSE: Final = 5.0
+# Texts and documents that are kept in memory.
+POLICY_CACHE: Final = 32 * MIB
+# Requests of a sandbox that wait and are known here, and events of them in a minute.
+ASKS_PER_SANDBOX: Final = 64
+ASK_EVENTS_PER_MINUTE: Final = 60
+
 # -- events, webhooks, audit -------------------------------------------------------------------------------------------
 # One read of the log: the reading thread serves everybody.
 EVENTS_PAGE: Final = 500

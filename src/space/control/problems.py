@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from space.model.egress import PolicyNote
 from space.model.errors import (
     Conflict,
     Internal,
@@ -20,7 +21,10 @@ MEDIA_TYPE = "application/problem+json"
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why a request was not done. `code` is stable; `detail` is one sentence; `hint` is the remedy. quota: the tenant's has no room."""
+    """Why a request was not done. `code` is stable; `detail` is one sentence; `hint` is the remedy. quota: the tenant's has no room.
+
+    details: of a policy that is not right, each mistake with its place.
+    """
 
     type: str
     code: str
@@ -30,6 +34,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     request_id: str
     hint: str | None = None
     quota: bool = False
+    details: list[PolicyNote] = []
 
 
 class QuotaPassed(NoCapacity):
@@ -108,6 +113,7 @@ def describe(error: SpaceError, request_id: str) -> Problem:
         request_id=request_id,
         hint=error.hint,
         quota=isinstance(error, QuotaPassed),
+        details=[PolicyNote(**one) for one in error.details],
     )
 
 

@@ -6,7 +6,17 @@ authentication and its tenant check.
 
 from __future__ import annotations
 
-from space.control import handlers, prometheus, routes_egress_log, routes_files, routes_processes, routes_templates, routes_tenants, trees
+from space.control import (
+    handlers,
+    prometheus,
+    routes_egress_log,
+    routes_files,
+    routes_policies,
+    routes_processes,
+    routes_templates,
+    routes_tenants,
+    trees,
+)
 from space.control.route import GUEST, JSON, SANDBOX, TEXT, WHERE, Access, Body, Query, Reply, Route
 from space.control.wire import (
     CreateRequest,
@@ -228,6 +238,7 @@ ROUTES: tuple[Route, ...] = (
     *_SANDBOXES,
     *routes_processes.ROUTES,
     *routes_files.ROUTES,
+    *routes_policies.ROUTES,
     *routes_tenants.ROUTES,
     *routes_egress_log.ROUTES,
     *routes_templates.ROUTES,

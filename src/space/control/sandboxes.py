@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from space.control import decide, limits, listing, records
 from space.control.activity import Activity
+from space.control.asks import Asks
 from space.control.book import Book
 from space.control.creation import Creation
 from space.control.ends import Ends
@@ -25,6 +26,7 @@ from space.control.events import EventLog
 from space.control.expiry import Expiry
 from space.control.link import NodeLink
 from space.control.memory import Memory
+from space.control.policies import Asked, Policies
 from space.control.prometheus import Figures
 from space.control.quotas import Quotas
 from space.control.records import UNWANTED, WANTED, Record, Repeat
@@ -73,10 +75,13 @@ class Sandboxes:
         self._resolve = resolve
         self._observe_stages: Callable[[dict[str, float]], None] = figures.stages
         self._ends = Ends(self._book, link)
-        self._creation = Creation(self._book, self._ends, link, self.node_level, self._absent, resolve)
+        self.policies = Policies(self._book, link)
+        self.asks = Asks(self._book, link)
+        self._creation = Creation(self._book, self._ends, link, self.node_level, self._absent, resolve, self.policies.telling)
         self._expiry = Expiry(self._book, self._ends, self._activity, self._pause, figures.idle)
         self._memory = Memory(self._book)
         await self._book.load()
+        await self.policies.load()
         self.forget_former()
 
     def stopping(self) -> None:
@@ -103,8 +108,10 @@ class Sandboxes:
 
     # -- what tenants ask -----------------------------------------------------------------------------------------------
 
-    async def create(self, tenant: str, spec: SandboxSpec, *, wait: bool, repeat: tuple[str, bytes] | None = None) -> SandboxInfo:
-        """A sandbox; running when this returns, if `wait`. repeat: idempotency key and digest of the body.
+    async def create(
+        self, tenant: str, spec: SandboxSpec, *, wait: bool, repeat: tuple[str, bytes] | None = None, policy: Asked = None
+    ) -> SandboxInfo:
+        """A sandbox; running when this returns, if `wait`. repeat: idempotency key and digest of the body. policy: None for the default.
 
         Unavailable without a node, NoCapacity when there is no room; nothing is kept then. A caller that goes away changes nothing.
         """
@@ -115,6 +122,12 @@ class Sandboxes:
             raise Unavailable("the server ends its sandboxes and stops")
         if not self._link.is_up:
             raise Unavailable("the node is not connected", hint="repeat in a few seconds; `space doctor` says what is missing")
+        # Read before the rest is asked: what follows is decided with nothing awaited between.
+        chosen = await self.policies.choose(tenant, policy, default=True)
+        if repeat is not None and (earlier := self._book.repeated(tenant, repeat[0])) is not None:
+            return await self._creation.join(tenant, earlier, repeat[1], wait=wait)
+        if self._closing:
+            raise Unavailable("the server ends its sandboxes and stops")
         if self._book.size >= self._max:
             raise NoCapacity(f"all {self._max} sandboxes of this server are taken", hint="delete one, or raise max_sandboxes")
         # Counted and taken with nothing awaited between: two that come together cannot both have the last place.
@@ -129,8 +142,14 @@ class Sandboxes:
             isolation=self._isolation,
             created_us=now,
             expires_us=now + spec.ttl_seconds * 1_000_000,
+            # The node holds it before anything of it runs.
+            policy_generation=1 if chosen.made.digest else 0,
+            policy_applied=1 if chosen.made.digest else 0,
+            **chosen.fields,
         )
-        entry = await self._book.add(record, None if repeat is None else Repeat(tenant, repeat[0], repeat[1], record.id, now))
+        used = None if repeat is None else Repeat(tenant, repeat[0], repeat[1], record.id, now)
+        entry = await self._book.add(record, used, self.policies.keep(chosen))
+        self.policies.begun(entry, chosen)
         self._book.spawn(self._creation.drive(entry, keep_refused=not wait), f"create {record.id}")
         return await self._creation.running(entry) if wait else entry.record.info()
 
@@ -226,6 +245,14 @@ class Sandboxes:
         self.node_level(await self._link.call(verb, Target(sandbox), SandboxState))
         return entry.record.info()
 
+    async def record(self, tenant: str, sandbox: str) -> Record:
+        """One, also after its end for as long as it is kept. NotFound."""
+        return await self._book.find(tenant, sandbox)
+
+    async def wanted(self, tenant: str, sandbox: str) -> Entry:
+        """One that has not ended. NotFound, Gone."""
+        return await self._wanted(tenant, sandbox)
+
     async def _wanted(self, tenant: str, sandbox: str) -> Entry:
         entry = self._book.mine(tenant, sandbox)
         record = entry.record if entry is not None else await self._book.find(tenant, sandbox)
@@ -266,6 +293,7 @@ class Sandboxes:
 
     def node_down(self) -> None:
         """Levels of the next session count from the start."""
+        self.policies.telling.down()
         for entry in self._book.live.values():
             entry.seen = -1
 
@@ -275,6 +303,8 @@ class Sandboxes:
             entry.busy = level.busy
             self._expiry.heed(entry)
         self._memory.heed(entry, level.oom_kills, level.last_oom)
+        self.policies.telling.heed(entry, level.egress)
+        self.asks.heed(entry, level.asks, level.egress)
 
     def _absent(self, entry: Entry) -> None:
         self._take(entry, entry.record.id, decide.decide(entry.record, None, creating=entry.creating))
@@ -288,6 +318,7 @@ class Sandboxes:
             case decide.Note(phase, isolation):
                 assert entry is not None
                 self._note(entry, phase, isolation)
+                self.policies.telling.look(entry)
             case decide.End(phase, reason):
                 assert entry is not None
                 if phase is Phase.FAILED:

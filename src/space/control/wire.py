@@ -34,6 +34,7 @@ MAX_IDLE_SECONDS = 31_536_000
 # The kernel's limit for arguments and environment together is a quarter of the stack's: 2 MiB. One string: 128 KiB.
 _MAX_STRING = 128 * 1024 - 1
 _DISK = "MiB; not less than the template's own disk, which is 2048 for `base`"
+PolicyName = Annotated[str, Meta(max_length=63)]
 BODY_HINT = "GET /openapi.json has the schema of this body"
 
 
@@ -47,7 +48,8 @@ class IdleRequest(Struct, frozen=True, forbid_unknown_fields=True):
 class CreateRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """What to make. memory, disk: MiB. ttl_seconds: from creation on; missing: an hour, or the server's limit if that is less.
 
-    idle: null for no such rule. on_timeout: what becomes of it at the end of its time to live.
+    idle: null for no such rule. on_timeout: what becomes of it at the end of its time to live. policy: what may leave it (docs/policy.md),
+    or the name of a stored policy; null: the tenant's default, else nothing.
     """
 
     template: Annotated[str, Meta(max_length=127, description="A name, or name:tag")] = DEFAULT_TEMPLATE
@@ -59,6 +61,7 @@ class CreateRequest(Struct, frozen=True, forbid_unknown_fields=True):
     ttl_seconds: int | None = None
     idle: IdleRequest | None = None
     on_timeout: Literal["delete", "pause"] = "delete"
+    policy: dict[str, Any] | PolicyName | None = None
 
 
 class KeyRequest(Struct, frozen=True, forbid_unknown_fields=True):

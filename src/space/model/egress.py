@@ -50,7 +50,9 @@ class SandboxPolicy:
 
 @dataclass(frozen=True, slots=True)
 class NamedPolicy:
-    """A tenant's stored policy. revision: counted up with each change. rules: how many. sandboxes: how many live ones follow it."""
+    """A tenant's stored policy. revision: counted up with each change. rules: how many. sandboxes: how many live ones follow it;
+    pending: of how many the machine does not decide by it yet.
+    """
 
     name: str
     revision: int
@@ -59,6 +61,7 @@ class NamedPolicy:
     open: bool
     updated_at: float
     sandboxes: int = 0
+    pending: int = 0
     policy: Mapping[str, Any] | None = None
     warnings: Sequence[PolicyNote] = ()
 

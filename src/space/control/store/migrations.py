@@ -11,6 +11,7 @@ from collections.abc import Callable
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     Column,
     Connection,
     Index,
@@ -195,7 +196,50 @@ def _fourth(connection: Connection) -> None:
     tables.create_all(connection)
 
 
-STEPS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third, _fourth)
+_POLICY_COLUMNS = (
+    "policy_name VARCHAR(63)",
+    "policy_source VARCHAR(32) NOT NULL DEFAULT ''",
+    "policy_bytes BIGINT NOT NULL DEFAULT 0",
+    "policy_digest VARCHAR(32) NOT NULL DEFAULT ''",
+    "policy_generation BIGINT NOT NULL DEFAULT 0",
+    "policy_open BOOLEAN NOT NULL DEFAULT 0",
+    "policy_applied BIGINT NOT NULL DEFAULT 0",
+    "policy_state VARCHAR(16) NOT NULL DEFAULT 'applied'",
+    "policy_reason VARCHAR",
+)
+
+
+def _fifth(connection: Connection) -> None:
+    """Policies: what they say by digest, those with names, layers, and which a sandbox has."""
+    tables = MetaData()
+    Table("policy_texts", tables, Column("digest", String(32), primary_key=True), Column("data", LargeBinary, nullable=False))
+    Table(
+        "policies",
+        tables,
+        Column("tenant", String(39), primary_key=True),
+        Column("name", String(63), primary_key=True),
+        Column("source", String(32), nullable=False),
+        Column("revision", BigInteger, nullable=False),
+        Column("bytes", BigInteger, nullable=False),
+        Column("rules", BigInteger, nullable=False),
+        Column("open", Boolean, nullable=False),
+        Column("updated_us", BigInteger, nullable=False),
+    )
+    Table(
+        "policy_layers",
+        tables,
+        Column("tenant", String(39), primary_key=True),
+        Column("source", String(32), nullable=False),
+        Column("default_name", String(63), nullable=True),
+        Column("permits", JSON, nullable=False),
+        Column("revision", BigInteger, nullable=False),
+    )
+    tables.create_all(connection)
+    for column in _POLICY_COLUMNS:
+        connection.execute(text(f"ALTER TABLE sandboxes ADD COLUMN {column}"))
+
+
+STEPS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third, _fourth, _fifth)
 
 
 def version(connection: Connection) -> int:

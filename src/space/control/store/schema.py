@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, BigInteger, Column, Index, Integer, LargeBinary, MetaData, String, Table
+from sqlalchemy import JSON, BigInteger, Boolean, Column, Index, Integer, LargeBinary, MetaData, String, Table
 
 metadata = MetaData()
 
@@ -25,6 +25,15 @@ sandboxes = Table(
     Column("expires_us", BigInteger, nullable=True),
     Column("ended_us", BigInteger, nullable=True),
     Column("oom_kills", BigInteger, nullable=False),
+    Column("policy_name", String(63), nullable=True),
+    Column("policy_source", String(32), nullable=False),
+    Column("policy_bytes", BigInteger, nullable=False),
+    Column("policy_digest", String(32), nullable=False),
+    Column("policy_generation", BigInteger, nullable=False),
+    Column("policy_open", Boolean, nullable=False),
+    Column("policy_applied", BigInteger, nullable=False),
+    Column("policy_state", String(16), nullable=False),
+    Column("policy_reason", String, nullable=True),
     Index("sandboxes_by_tenant", "tenant", "created_us", "id"),
     Index("sandboxes_by_end", "ended_us"),
 )
@@ -37,6 +46,33 @@ former = Table(
     Column("tenant", String(39), nullable=False),
     Column("ended_us", BigInteger, nullable=False),
     Index("former_by_end", "ended_us"),
+)
+
+# What policies say, and the documents that they make, by digest: one row however many sandboxes have it.
+policy_texts = Table("policy_texts", metadata, Column("digest", String(32), primary_key=True), Column("data", LargeBinary, nullable=False))
+
+policies = Table(
+    "policies",
+    metadata,
+    Column("tenant", String(39), primary_key=True),
+    Column("name", String(63), primary_key=True),
+    Column("source", String(32), nullable=False),
+    Column("revision", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("rules", BigInteger, nullable=False),
+    Column("open", Boolean, nullable=False),
+    Column("updated_us", BigInteger, nullable=False),
+)
+
+# A tenant's layer; the operator's has no tenant's name. source: empty where it does not narrow.
+policy_layers = Table(
+    "policy_layers",
+    metadata,
+    Column("tenant", String(39), primary_key=True),
+    Column("source", String(32), nullable=False),
+    Column("default_name", String(63), nullable=True),
+    Column("permits", JSON, nullable=False),
+    Column("revision", BigInteger, nullable=False),
 )
 
 keys = Table(

@@ -66,6 +66,11 @@ def digest(data: bytes) -> str:
     return sha256(data).hexdigest()[:32]
 
 
+def canonical(policy: Mapping[str, Any]) -> bytes:
+    """A policy as bytes, the same for the same policy. DocumentRefused for what is no JSON."""
+    return _canonical(policy)
+
+
 def compose(
     policies: Mapping[Level, Mapping[str, Any]],
     *,
