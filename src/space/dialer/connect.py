@@ -54,6 +54,8 @@ def order(addresses: Sequence[Address]) -> list[Address]:
 async def connect(checked: Checked, port: int, haste: Haste = Haste()) -> Connected | NotConnected:
     """The first that answers; the others are given up. A cancelled call leaves no socket."""
     waiting = order(checked.addresses)[: haste.attempts]
+    if len(waiting) == 1:  # nothing to race with
+        return await _attempt(waiting[0], port, min(haste.attempt, haste.total))
     running: set[asyncio.Task[Connected | NotConnected]] = set()
     why = NotConnected("connect_failed")
     try:
