@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from pathlib import Path
 from tests.mutations.table import MUTATIONS, Mutation
 
 ROOT = Path(__file__).resolve().parents[2]
-HOOK = Path(__file__).parent / "hook"
+HOOK = Path(__file__).parent / "hook/mutation_hook.py"
 SECONDS = 300
 
 
@@ -34,25 +35,43 @@ class Outcome:
     seconds: float
 
 
+def environment(folder: Path, mutation: Mutation) -> Path:
+    """The interpreter of a throw-away environment in which that defence is weak: what it needs, this checkout, and the hook."""
+    real = Path(sys.executable).resolve()
+    packages = folder / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    packages.mkdir(parents=True)
+    (folder / "bin").mkdir()
+    (folder / "bin/python").symlink_to(real)
+    (folder / "pyvenv.cfg").write_text(f"home = {real.parent}\ninclude-system-site-packages = false\n")
+    found = [ROOT / "src", *(Path(path) for path in sys.path if path.endswith("site-packages"))]
+    (packages / "tests.pth").write_text("".join(f"{path}\n" for path in found) + "import mutation_hook\n")
+    shutil.copy(HOOK, packages)
+    (packages / "mutation.json").write_text(json.dumps(asdict(mutation)))
+    (packages / "done").mkdir()
+    (packages / "done").chmod(0o777)  # services with uids of their own say so as well
+    folder.chmod(0o755)
+    return folder / "bin/python"
+
+
 def tried(mutation: Mutation) -> Outcome:
-    """Run its tests in a process in which that defence is weak."""
+    """Run its tests where that defence is weak."""
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        told, mark = Path(folder, "mutation.json"), Path(folder, "done")
-        told.write_text(json.dumps(asdict(mutation)))
-        path = os.pathsep.join([str(HOOK), str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {**os.environ, "PYTHONPATH": path, "MUTATION": str(told), "MUTATION_MARK": str(mark), "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", "--tb=no", *mutation.tests]
+    with tempfile.TemporaryDirectory(prefix="mutation-") as name:
+        python = environment(Path(name), mutation)
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")} | {"PYTHONDONTWRITEBYTECODE": "1"}
+        command = [str(python), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=no", *mutation.tests]
         try:
-            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
+            done = subprocess.run(command, cwd=ROOT, env=clean, capture_output=True, text=True, timeout=SECONDS)
         except subprocess.TimeoutExpired:
             return Outcome(mutation.name, mutation.defence, True, "(its tests did not end)", time.monotonic() - began)
-        applied = mark.exists()
+        applied = any(Path(name).glob("lib/*/site-packages/done/mark"))
     failed = next((line.split(" ")[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))), "")
     # 1 is a failed test; anything else (nothing collected, an error while collecting) proves nothing.
     killed = applied and done.returncode == 1 and bool(failed)
     by = failed if killed else f"NOT KILLED: status {done.returncode}" + ("" if applied else ", and it was never imported")
-    return Outcome(mutation.name, mutation.defence, killed, by, time.monotonic() - began)
+    outcome = Outcome(mutation.name, mutation.defence, killed, by, time.monotonic() - began)
+    print(f"{mutation.name}: {by} ({outcome.seconds:.0f} s)", file=sys.stderr, flush=True)
+    return outcome
 
 
 def main() -> int:
@@ -67,7 +86,9 @@ def main() -> int:
     if unknown := set(options.names) - {one.name for one in MUTATIONS}:
         parser.error(f"there is no mutation {min(unknown)!r}")
     with ThreadPoolExecutor(options.jobs) as pool:
-        outcomes = list(pool.map(tried, wanted))
+        outcomes = list(pool.map(tried, [one for one in wanted if not one.host]))
+    # One after another: their teardowns look at the whole host.
+    outcomes += [tried(one) for one in wanted if one.host]
     rows = [f"| {one.defence} | {one.mutation} | {one.by} | {one.seconds:.0f} s |" for one in outcomes]
     survivors = [one.mutation for one in outcomes if not one.killed]
     table = "\n".join(["| defence | weakened | the test that failed | |", "|---|---|---|---|", *rows, ""])

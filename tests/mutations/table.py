@@ -12,7 +12,8 @@ _NAMES, _PATHS, _VERDICT = "tests/unit/policy/test_names.py", "tests/unit/policy
 _AGREEMENT, _ADDRESSES = "tests/unit/policy/test_agreement.py", "tests/unit/policy/test_addresses.py"
 _DNS, _HELLO = "tests/unit/wire/test_dns.py", "tests/unit/wire/test_clienthello.py"
 _HTTP1, _HTTP2, _BODIES = "tests/unit/wire/test_http1.py", "tests/unit/wire/test_http2.py", "tests/unit/wire/test_bodies.py"
-_EDGE, _OUTBOUND = "tests/unit/plan/test_plan_edge.py", "tests/unit/plan/test_plan_outbound.py"
+# On the kernel, by frames and connections: that a text is another one than its golden proves nothing.
+_EDGE, _OUTBOUND = "tests/host/test_edge.py", "tests/host/test_outbound.py"
 _TLS, _WEBSOCKET, _REPLIES = "tests/unit/gateway/test_tls.py", "tests/unit/gateway/test_websocket.py", "tests/unit/gateway/test_replies.py"
 _REQUESTS, _LIMITS, _DNSSERVER = (
     "tests/unit/gateway/test_requests.py",
@@ -22,10 +23,15 @@ _REQUESTS, _LIMITS, _DNSSERVER = (
 _DIAL, _CONNECT, _RESOLVE = "tests/unit/dialer/test_dial.py", "tests/unit/dialer/test_connect.py", "tests/unit/dialer/test_resolve.py"
 _POLICY_CHANGES, _FAULTS = "tests/unit/gateway/test_policy_changes.py", "tests/unit/gateway/test_faults.py"
 
+_CONFINED = "tests/host/test_gateway_process.py"
+
 
 @dataclass(frozen=True)
 class Mutation:
-    """name: of it. defence: of the design that it takes away. module: where `old` stands once; new: what stands there instead."""
+    """name: of it. defence: of the design that it takes away. module: where `old` stands once; new: what stands there instead.
+
+    quick: in every run of CI. host: its tests need root and the kernel.
+    """
 
     name: str
     defence: str
@@ -34,10 +40,14 @@ class Mutation:
     new: str
     tests: tuple[str, ...]
     quick: bool = False
+    host: bool = False
 
 
 def _of(defence: str, module: str, *rows: tuple[str, str, str, str], quick: tuple[str, ...] = ()) -> list[Mutation]:
-    return [Mutation(name, defence, f"space.{module}", old, new, tuple(tests.split()), name in quick) for name, old, new, tests in rows]
+    return [
+        Mutation(name, defence, f"space.{module}", old, new, tuple(tests.split()), name in quick, "tests/host/" in tests)
+        for name, old, new, tests in rows
+    ]
 
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -50,7 +60,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("edge-accepts", "priority {hook[1]}; policy drop;", "priority {hook[1]}; policy accept;", _EDGE),
         ("any-address", '_accept("admitted_tcp", _to("==", [plan.synthetic])),', '_accept("admitted_tcp"),', _EDGE),
         ("forged-arp", '            _match("arp", "saddr ip", "==", GUEST),\n', "", _EDGE),
-        quick=("any-source", "edge-accepts"),
     ),
     *_of(
         "the dialer's packet filter",
@@ -318,5 +327,13 @@ MUTATIONS: tuple[Mutation, ...] = (
             "        if False:",
             "tests/unit/broker tests/unit/auditd/test_auditd.py",
         ),
+    ),
+    *_of(
+        "worker's confinement",
+        "gateway.workerprocess",
+        ("worker-keeps-uid", "    os.setresuid(start.uid, start.uid, start.uid)\n", "", _CONFINED),
+        ("worker-without-seccomp", "    syscalls.load_filter(filters.worker())\n", "", _CONFINED),
+        ("worker-keeps-descriptors", "    _close_all_but(start)\n", "", _CONFINED),
+        ("worker-dumpable", "    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)\n", "", _CONFINED),
     ),
 )

@@ -1,7 +1,7 @@
-"""Weakens one module of the product in this process, before anybody imports it: for the throw-away processes of `tests.mutations`.
+"""Weakens one module of the product, before anybody imports it, in every process of the throw-away environment that this was copied into.
 
-MUTATION is a file with the module's name, what stands in its source once, and what stands there instead; MUTATION_MARK is made when it was
-done. The interpreter imports this by itself where this folder is in PYTHONPATH, which the product's services ignore (they run with -I).
+Beside it lies `mutation.json`: the module's name, what stands in its source once, and what stands there instead; `done/mark` is made when
+that was done. A line of that environment's path file imports this in every process, also with -I, as services are started.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType
 from typing import Any
+
+HERE = Path(__file__).parent
 
 
 class Weakened(SourceFileLoader):
@@ -25,7 +28,8 @@ class Weakened(SourceFileLoader):
         if source.count(self.old) != 1:
             os.write(2, f"mutation: {self.old!r} stands {source.count(self.old)} times in {self.path}\n".encode())
             os._exit(97)
-        Path(os.environ["MUTATION_MARK"]).touch()
+        with suppress(OSError):
+            (HERE / "done/mark").touch()
         return compile(source.replace(self.old, self.new), self.path, "exec", dont_inherit=True)
 
 
@@ -49,6 +53,6 @@ class Finder:
         return spec
 
 
-if "MUTATION" in os.environ:
-    told = json.loads(Path(os.environ["MUTATION"]).read_text())
+if (HERE / "mutation.json").exists():
+    told = json.loads((HERE / "mutation.json").read_text())
     sys.meta_path.insert(0, Finder(told["module"], told["old"], told["new"]))
