@@ -140,7 +140,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("odd-length", "    if not _DIGITS.match(lengths[0]):", "    if False:", _HTTP1),
         ("any-coding", '    if [coding.lower() for coding in codings] != [b"chunked"]:', "    if False:", _HTTP1),
         ("any-field", "    if not _FIELDS.match(block):", "    if False:", _HTTP1),
-        ("two-hosts", "        if len(hosts) != 1:", "        if not hosts:", _HTTP1),
+        ("two-hosts", "    if len(hosts) != 1:", "    if not hosts:", _HTTP1),
         ("any-version", '        if version != b"1.1":', "        if False:", _HTTP1),
         ("hop-by-hop", "    gone = HOP_BY_HOP | options | besides", "    gone = options | besides", _HTTP1),
         ("connection-names-host", "    if options & _NOT_HOP:", "    if False:", _HTTP1),
@@ -180,7 +180,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_of(
         "verdicts: every layer, every reading",
         "core.policy.verdict",
-        ("any-reading", "not all(any(one.matches(reading)", "not any(any(one.matches(reading)", _VERDICT),
+        ("any-reading", "        for reading in asked.path.readings:", "        for reading in asked.path.readings[:1]:", _VERDICT),
         (
             "lower-widens",
             "        for verdict in above:\n            if isinstance(verdict, Deny):",
@@ -223,7 +223,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_of(
         "what is judged is what goes",
         "gateway.judgement",
-        ("method-override", "    if not names.isdisjoint(_OVERRIDES) and _narrowed(stack, asked):", "    if False:", _REQUESTS),
+        ("method-override", "    if override is not None and _narrowed(stack, asked):", "    if False:", _REQUESTS),
         (
             "forwarded-host",
             "    fields = [field for field in head.end_to_end() if field[0] not in dropped]",
