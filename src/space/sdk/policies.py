@@ -34,7 +34,9 @@ def policy_request(policy: PolicySource) -> dict[str, Any] | str:
     Text of more than a word is TOML; a word is a name.
     """
     if isinstance(policy, str):
-        return policy if policy.strip() and not set("\n=") & set(policy) else _decoded(policy.encode(), "the policy", as_json=False)
+        if not policy.strip():
+            raise InvalidArgument("a policy is empty text", hint="None is no policy at all")
+        return policy if not set("\n=") & set(policy) else _decoded(policy.encode(), "the policy", as_json=False)
     if isinstance(policy, Mapping):
         return dict(policy)
     if isinstance(policy, os.PathLike):

@@ -274,5 +274,6 @@ def problem(error: SpaceError) -> httpx.Response:
     request_id = new_request_id()
     told = {"type": f"urn:space:problem:{error.code}", "code": error.code, "title": error.title, "status": error.status}
     told |= {"detail": error.message, "request_id": request_id} | ({"hint": error.hint} if error.hint else {})
+    told |= {"details": list(error.details)} if error.details else {}
     headers = {"content-type": "application/problem+json", "x-request-id": request_id}
     return httpx.Response(error.status, headers=headers, content=json.dumps(told).encode())
