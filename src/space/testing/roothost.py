@@ -104,11 +104,11 @@ class RootHost:
         # what rootd leaves behind when it dies is ours to reap, as it is serve's in the product
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
 
-    def start_rootd(self, *prefix: str) -> None:
-        """Return when it has said that it is ready. prefix: a command that starts it."""
+    def start_rootd(self, *prefix: str, program: tuple[str, ...] = ("-m", "space.rootd.server")) -> None:
+        """Return when it has said that it is ready. prefix: a command that starts it. program: what Python runs."""
         reader, writer = os.pipe()
         number, instance = self.listener.fileno(), self.instance
-        command = [*prefix, isolated_python(), "-I", "-m", "space.rootd.server", "--instance", instance.name, "--listen-fd", str(number)]
+        command = [*prefix, isolated_python(), "-I", *program, "--instance", instance.name, "--listen-fd", str(number)]
         command += ["--ready-fd", str(writer), "--data-root", str(instance.data_root), "--run-root", str(instance.run_root)]
         with self.log.open("ab") as log:
             self.rootd = subprocess.Popen(
