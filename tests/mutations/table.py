@@ -21,6 +21,7 @@ _REQUESTS, _LIMITS, _DNSSERVER = (
     "tests/unit/gateway/test_dnsserver.py",
 )
 _DIAL, _CONNECT, _RESOLVE = "tests/unit/dialer/test_dial.py", "tests/unit/dialer/test_connect.py", "tests/unit/dialer/test_resolve.py"
+_ZYGOTE, _FILTERS = "tests/unit/gateway/test_zygote.py", "tests/unit/gateway/test_filters.py"
 _POLICY_CHANGES, _FAULTS = "tests/unit/gateway/test_policy_changes.py", "tests/unit/gateway/test_faults.py"
 
 _CONFINED = "tests/host/test_gateway_process.py"
@@ -51,6 +52,62 @@ def _of(defence: str, module: str, *rows: tuple[str, str, str, str], quick: tupl
 
 
 MUTATIONS: tuple[Mutation, ...] = (
+    *_of(
+        "what the zygote takes and from whom",
+        "gateway.zygote",
+        ("any-asker", "if uid not in self._uids or len(", "if len(", _ZYGOTE),
+        ("shared-slot", "if self._slots.get(question.slot, question.sandbox) != question.sandbox:", "if False:", _ZYGOTE),
+        ("earlier-life", "if there is not None and there.generation > question.generation:", "if False:", _ZYGOTE),
+        (
+            "late-policy",
+            "if bound.worker is worker and any(deadline <= self._clock() for _, deadline, _ in worker.waiting):",
+            "if False:",
+            _ZYGOTE,
+        ),
+        ("older-policy", "if question.policy_generation < bound.policy_generation:", "if False:", _ZYGOTE),
+        ("worker-floods", "if worker.allowance < 1:", "if False:", _ZYGOTE),
+        ("no-rest", "if now < bound.rest:", "if False:", _ZYGOTE),
+        quick=("any-asker", "shared-slot"),
+    ),
+    *_of(
+        "what the zygote takes and from whom",
+        "gateway.bindings",
+        ("unsealed-policy", "if _seals(descriptor) & _POLICY_SEALS != _POLICY_SEALS:", "if False:", _ZYGOTE),
+        ("any-memory", "if _seals(descriptor) & _MEMORY_SEALS != _MEMORY_SEALS or ", "if False and ", _ZYGOTE),
+    ),
+    *_of(
+        "what a worker may ask of the kernel",
+        "gateway.filters",
+        (
+            "worker-forks",
+            '(*_BOTH, Call("fcntl", (OneOf(1, _FCNTL),)), "dup")',
+            '(*_BOTH, Call("fcntl", (OneOf(1, _FCNTL),)), "dup", "clone")',
+            _FILTERS,
+        ),
+        ("executable", 'Call("mmap", (NoBits(2, _PROT_EXEC),))', '"mmap"', _FILTERS),
+        ("any-uid", 'Call("setresuid", identity)', '"setresuid"', _FILTERS),
+        ("any-group", 'Call("setgroups", (OneOf(0, (0,)),))', '"setgroups"', _FILTERS),
+        quick=("any-uid",),
+    ),
+    *_of(
+        "what a worker may ask of the kernel",
+        "core.plan.seccomp",
+        (
+            "all-calls",
+            "    code.append((_RET, 0, 0, EPERM))\n    if len(code) > MOST",
+            "    code.append((_RET, 0, 0, ALLOW))\n    if len(code) > MOST",
+            _FILTERS,
+        ),
+        ("any-arch", "(_JEQ, 1, 0, _AUDIT_ARCH[arch])", "(_JEQ, 1, 1, _AUDIT_ARCH[arch])", "tests/unit/plan/test_plan_seccomp.py"),
+        quick=("all-calls",),
+    ),
+    *_of(
+        "names and budgets over workers",
+        "core.policy.kept",
+        ("unread-names", "self._read_names()", "None", "tests/unit/policy/test_synthetic.py"),
+        ("torn-entries", "checksum == _checksum(name, address) and ", "", "tests/unit/policy/test_kept.py"),
+        ("unread-budgets", "self._read_budgets()", "None", "tests/unit/gateway/test_spending.py"),
+    ),
     *_of(
         "edge filter and source check",
         "core.plan.edge",

@@ -30,14 +30,19 @@ ANSWERS = msgspec.msgpack.Decoder(api.Answer | api.Unasked)
 
 
 class Sleepers:
-    """A starter whose workers do nothing; `channels` are their ends."""
+    """A starter whose workers do nothing; `channels` are their ends. full: none can be forked."""
 
     def __init__(self) -> None:
+        self.full = False
+        self.tried = 0
         self.channels: list[socket.socket] = []
         self.pids: list[int] = []
         self.policies: list[int] = []
 
     def start(self, bound: Bound, channel: int) -> int:
+        self.tried += 1
+        if self.full:
+            raise BlockingIOError(11, "no process can be made")
         self.channels.append(socket.socket(fileno=os.dup(channel)))
         self.channels[-1].setblocking(False)
         self.policies.append(bound.policy_generation)
@@ -211,6 +216,20 @@ def test_worker_that_crashes_again_and_again_rests_longer_and_longer(lab: Lab) -
     assert set(lab.ended()) == {(True, "ended by SIGKILL")}
 
 
+def test_where_no_worker_can_be_forked_it_is_tried_again_after_a_rest_and_not_all_the_time(lab: Lab) -> None:
+    lab.bind()
+    lab.starter.full = True
+    lab.knock()
+    lab.go(20)
+    assert lab.starter.tried == 1
+    lab.now += 0.15
+    lab.go(20)
+    assert lab.starter.tried == 2
+    lab.starter.full = False
+    lab.now += 0.25
+    lab.until(lambda: lab.starter.pids)
+
+
 def test_worker_that_floods_is_heard_at_a_rate_and_one_that_says_nothing_sensible_is_killed(lab: Lab) -> None:
     lab.bind()
     lab.knock()
@@ -263,6 +282,39 @@ def test_policy_is_done_when_the_worker_says_so_and_a_worker_that_does_not_is_ki
     lab.now += 1
     lab.until(lambda: len(lab.starter.pids) == 2)
     assert lab.starter.policies == [1, 4]
+
+
+def test_policy_that_could_still_be_changed_is_refused_and_what_was_held_is_held_no_more(lab: Lab) -> None:
+    lab.bind()
+    lab.policy(1)
+    assert isinstance(lab.drain(), api.Done)
+    memfd = os.memfd_create("policy", os.MFD_ALLOW_SEALING)
+    os.write(memfd, b"x")
+    refused = lab.ask(api.SetPolicy, ONE, 1, 2, descriptors=[memfd])
+    assert isinstance(refused, Refused)
+    assert refused.code == "invalid_argument"
+    assert isinstance(lab.ask(api.SetPolicy, ONE, 1, 2), Refused), "none at all"
+    os.close(memfd)
+    standing = lab.ask(api.Describe)
+    assert isinstance(standing, api.Standing)
+    assert standing.bindings[0].policy_generation == 2
+    assert standing.bindings[0].refused
+    earlier = lab.ask(api.SetPolicy, ONE, 1, 1)
+    assert isinstance(earlier, Refused)
+    assert earlier.code == "conflict"
+
+
+def test_a_stranger_is_not_heard(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+        listener.bind(str(tmp_path / "gateway.sock"))
+        listener.listen(1)
+        zygote = Zygote(listener, {os.geteuid() + 1}, Sleepers())
+        peer.connect(str(tmp_path / "gateway.sock"))
+        peer.settimeout(2)
+        zygote.step(1.0)
+        with contextlib.suppress(ConnectionError, BrokenPipeError):
+            peer.send(api.encode(api.Describe(1)))
+            assert peer.recv(100) == b""
 
 
 def test_slot_and_life_have_one_holder(lab: Lab) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import re
-import struct
 from pathlib import Path
 
 import pytest
@@ -12,33 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from space.core.plan.seccomp import ALLOW, EPERM, KILL, Arch, Call, NoBits, OneOf, number, program
+from space.testing.bpf import run
 
 ARCHES: dict[Arch, int] = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 CHECKED = Call("setresuid", (OneOf(0, (0xFFFF_FFFF, 7), low=100, high=200), OneOf(1, (7,))))
 ALLOWED = ("read", CHECKED, Call("mprotect", (NoBits(2, 4),)), "close")
-
-
-def run(code: bytes, arch: int, call: int, *arguments: int) -> int:
-    """What the kernel does with such a program."""
-    given = [*arguments, *[0] * (6 - len(arguments))]
-    data = struct.pack("=iIQ6Q", call, arch, 0, *given)
-    instructions = list(struct.iter_unpack("=HBBI", code))
-    accumulator, at = 0, 0
-    while True:
-        operation, yes, no, constant = instructions[at]
-        at += 1
-        if operation == 0x20:
-            (accumulator,) = struct.unpack_from("=I", data, constant)
-        elif operation == 0x06:
-            return int(constant)
-        else:
-            holds = {
-                0x15: accumulator == constant,
-                0x25: accumulator > constant,
-                0x35: accumulator >= constant,
-                0x45: accumulator & constant != 0,
-            }[operation]
-            at += yes if holds else no
 
 
 def asked(arch: Arch, name: str, *arguments: int) -> int:
