@@ -53,7 +53,11 @@ class Telling:
     def heed(self, entry: Entry, egress: EgressState) -> None:
         """A level of the node."""
         record = entry.record
-        entry.policy_seen = (egress.policy, egress.policy_generation)
+        # The node tells what it wishes as well: while it is being told only its answer counts, and where a service is away nothing does.
+        held = (egress.policy, egress.policy_generation)
+        if entry.telling is not None or (egress.waiting_for and held == (record.policy_digest, record.policy_generation)):
+            return
+        entry.policy_seen = held
         if record.ended or record.desired == UNWANTED:
             return
         if egress.policy_generation > record.policy_generation:

@@ -13,7 +13,7 @@ from space.control import limits, shelf
 from space.core.policy import document
 from space.core.policy.paths import normalise
 from space.core.policy.verdict import Allow, Asked
-from space.model.errors import GuestError
+from space.model.errors import DeadlineExceeded, GuestError
 from space.rpc import node_api as api
 from space.testing.simcontrol import World, controlled, dialogue, until
 from space.testing.simegress import SimTraffic
@@ -330,6 +330,33 @@ async def test_a_sandbox_whose_policy_cannot_be_told_in_time_is_cut_and_gets_it_
     assert may(world, sandbox, "b.example.com")
     status = await shown(world, sandbox)
     assert (status["reason"], status["applied_generation"]) == (None, status["generation"])
+
+
+@dialogue()
+async def test_a_wish_of_the_node_is_not_taken_for_what_holds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node whose dialer is away keeps the new policy, shows it in its level, and answers that it does not hold everywhere."""
+    monkeypatch.setattr(limits, "POLICY_WAIT_SECONDS", 0.5)
+    sandbox = await world.create(policy=policy("a.example.com"))
+    sim, calls, away = world.node.egress.verbs["set_policy"], 0, True
+
+    async def wishing(stream: Any, request: bytes) -> None:
+        nonlocal calls
+        calls += 1
+        if not away:
+            await sim(stream, request)
+            return
+        asked = msgspec.msgpack.decode(request, type=api.SetPolicy)
+        there = traffic(world, sandbox)
+        there.policy, there.policy_generation, there.waiting_for = asked.policy, asked.policy_generation, ["dialer"]
+        world.node._egress_changed(sandbox)
+        raise DeadlineExceeded("it does not hold everywhere")
+
+    world.node._verbs["set_policy"] = wishing
+    told = await put(world, f"/v1/sandboxes/{sandbox}/policy", policy("b.example.com"))
+    assert (told["status"]["state"], told["status"]["generation"], told["status"]["applied_generation"]) == ("pending", 2, 1)
+    assert calls > 1
+    away, traffic(world, sandbox).waiting_for = False, []
+    await until(lambda: _is(world, sandbox, "applied"))
 
 
 @dialogue()
