@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from space.config.instance import SLOTS
 from space.model.errors import InvalidArgument
-from space.model.rootd import CreateSandbox, EdgeOp, SandboxOp, SlotOp, StartVmm
+from space.model.rootd import BeginSnapshot, CreateSandbox, EdgeOp, SandboxOp, SlotOp, SnapshotOp, StartVmm
 from space.rootd import records
 
 _VALID: dict[str, st.SearchStrategy[Any]] = {
@@ -21,7 +21,10 @@ _VALID: dict[str, st.SearchStrategy[Any]] = {
     "template": st.from_regex(r"[0-9a-f]{16,64}", fullmatch=True),
     "accelerator": st.sampled_from(["tcg", "kvm"]),
     "synthetic": st.sampled_from(["198.18.0.0/15", "10.0.0.0/8", "100.64.0.0/10"]) | st.from_regex(r"[0-9./]{0,20}", fullmatch=True),
-    "literal": st.booleans(),
+    "snapshot": st.from_regex(r"sn-[a-z2-7]{20}", fullmatch=True) | st.just(""),
+    **dict.fromkeys(("digest", "onto"), st.from_regex(r"[0-9a-f]{16,64}", fullmatch=True)),
+    "settings": st.just("{}") | st.text(max_size=20),
+    **dict.fromkeys(("literal", "force", "shared", "durable", "restore"), st.booleans()),
     "slot": st.integers(-2, SLOTS + 2),
     "generation": st.integers(-2, 2**64),
     "disk_mib": st.integers(0, (1 << 20) + 2),
@@ -78,6 +81,9 @@ def _must_be_an_operation_or_a_refusal(message: bytes) -> None:
         assert 1 <= record.disk_mib <= 1 << 20
         assert 32 <= record.memory_mib <= 1 << 20
         assert 1 <= record.cpus <= 64
+        assert re.fullmatch(r"(sn-[a-z2-7]{20})?", record.snapshot)
+    if isinstance(record, BeginSnapshot | SnapshotOp):
+        assert re.fullmatch(r"sn-[a-z2-7]{20}", record.snapshot)
     if isinstance(record, StartVmm):
         assert record.accelerator in ("tcg", "kvm")
 
