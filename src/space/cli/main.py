@@ -111,6 +111,10 @@ _MODULES: dict[str, dict[str, str]] = {
     "policy": {"policy": "Check, explain, store and apply egress policies"},
     "egress": {"egress": "See what leaves sandboxes, and answer what they ask"},
     "completion": {"completion": "Print the completion script for a shell"},
+    "templates": {
+        "template": "Build, list and tag what sandboxes are made of",
+        "prune": "Drop what builds keep",
+    },
     "topics": {"help": "Explain a command or a topic"},
 }
 

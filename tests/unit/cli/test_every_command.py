@@ -92,6 +92,13 @@ ASKED = {
     "policy list": "",
     "policy delete": "stored",
     "policy apply": "S stored",
+    "template build": "RECIPE",
+    "template list": "",
+    "template show": "mine:v1",
+    "template tag": "mine:v1 mine:v2",
+    "template delete": "mine:v1",
+    "template rebake": "mine:v1",
+    "prune": "--dry-run",
     "config show": "",
     "config set": "api_url https://space.example.com",
     "config unset": "api_url",
@@ -155,10 +162,13 @@ def test_every_command_answers_with_json(
     (tmp_path / "local").write_text("x")
     (tmp_path / "policy.toml").write_text("version = 1\n")
     client.set_policy("stored", {"version": 1})
+    (tmp_path / "recipe.toml").write_text('version = 1\nname = "mine"\n[base]\ntemplate = "base"\n')
+    list(client.build_template(tmp_path / "recipe.toml", tag="v1"))
     server.egress.log.add(sandbox.id, name="a.example.com", port=443, method="GET", path="/", status=403, reason="name_not_allowed")
     more = {"A": server.egress.ask(sandbox.id), "POLICY": str(tmp_path / "policy.toml")}
     monkeypatch.setattr("os.read", lambda *_: b"")
     names = {
+        "RECIPE": str(tmp_path / "recipe.toml"),
         "S": sandbox.id,
         "P": process.id,
         "W": webhook.id,

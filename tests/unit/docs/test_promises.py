@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/promises.md"
 _ROW = re.compile(r"^\| (?P<promise>[^|]+) \| `(?P<path>tests/[\w/]+\.py)::(?P<name>test_\w+)` \| (?P<tier>every|full) \|$")
-SECTIONS = ("Nothing leaks", "Exec, output, files", "Timeouts and pressure", "Egress", "Operation", "Not kept")
+SECTIONS = ("Nothing leaks", "Exec, output, files", "Timeouts and pressure", "Egress", "Operation", "Templates", "Not kept")
 
 
 def rows() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -221,3 +222,10 @@ def test_what_did_not_come_is_named() -> None:
 def test_image_is_the_first_step() -> None:
     recipe = Recipe(FromOci("image.tar"), (Run(("true",)),))
     assert layers(recipe, "empty", {"image.tar": "1"})[0].action == Unpack("image.tar", "")
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[3] / "templates").glob("*.toml")), ids=lambda path: path.stem)
+def test_shipped_recipe_is_right(path: Path) -> None:
+    recipe = parse(path.read_text())
+    assert recipe.name == path.stem
+    assert recipe.steps

@@ -30,6 +30,7 @@ from space.sdk.sockets import Dial
 from ._socket import WebSocket
 from ._wait import sleep
 from .egress import AsyncClientPolicies
+from .templates import AsyncClientTemplates
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
@@ -40,7 +41,7 @@ MAX_LINE = 4 << 20
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=15.0)
 
 
-class AsyncClient(AsyncClientPolicies):
+class AsyncClient(AsyncClientPolicies, AsyncClientTemplates):
     """A server, and a key for it. Use it as a context manager, or `aclose()` it.
 
     Where neither `api_url` nor `api_key` is given: SPACE_API_URL and SPACE_API_KEY, then (for root) the instance of this
@@ -93,11 +94,6 @@ class AsyncClient(AsyncClientPolicies):
         """What `/healthz` says: version, isolation, whether the node is there."""
         answer = await self.call("GET", "/healthz")
         return dict(answer)
-
-    async def templates(self) -> list[dict[str, Any]]:
-        """The templates that sandboxes can be made of."""
-        answer = await self.call("GET", "/v1/templates")
-        return [dict(item) for item in _items(answer, "templates")]
 
     async def sandboxes(
         self, *, phase: str | None = None, metadata: Mapping[str, str] | None = None, page_size: int = 100

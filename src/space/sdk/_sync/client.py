@@ -32,6 +32,7 @@ from space.sdk.sockets import Dial
 from ._socket import WebSocket
 from ._wait import sleep
 from .egress import ClientPolicies
+from .templates import ClientTemplates
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
@@ -42,7 +43,7 @@ MAX_LINE = 4 << 20
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=15.0)
 
 
-class Client(ClientPolicies):
+class Client(ClientPolicies, ClientTemplates):
     """A server, and a key for it. Use it as a context manager, or `close()` it.
 
     Where neither `api_url` nor `api_key` is given: SPACE_API_URL and SPACE_API_KEY, then (for root) the instance of this
@@ -95,11 +96,6 @@ class Client(ClientPolicies):
         """What `/healthz` says: version, isolation, whether the node is there."""
         answer = self.call("GET", "/healthz")
         return dict(answer)
-
-    def templates(self) -> list[dict[str, Any]]:
-        """The templates that sandboxes can be made of."""
-        answer = self.call("GET", "/v1/templates")
-        return [dict(item) for item in _items(answer, "templates")]
 
     def sandboxes(
         self, *, phase: str | None = None, metadata: Mapping[str, str] | None = None, page_size: int = 100

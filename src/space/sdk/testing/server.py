@@ -40,6 +40,7 @@ from space.sdk.testing.operations import Events, Operations
 from space.sdk.testing.processes import BUILTIN, Program, Programs
 from space.sdk.testing.sandbox import PAGE, MockSandbox, Routes, answer, document, query
 from space.sdk.testing.sockets import Service, dialled
+from space.sdk.testing.templates import MockTemplates
 
 HOME = "/home/user"
 
@@ -71,6 +72,7 @@ class MockServer:
         self._routes = Routes(self._programs, self.events.tell)
         self._operations = Operations()
         self.egress = Egress(self.events.tell, self.sandboxes)
+        self.templates = MockTemplates()
         self._faults: list[tuple[str, BaseException]] = []
         self._cuts: list[tuple[str, int]] = []
         self._created: dict[str, str] = {}
@@ -188,8 +190,6 @@ class MockServer:
         match request.method, parts:
             case "GET", ["healthz"]:
                 return answer({"status": "ok", "version": "mock", "isolation": "none (mock)"})
-            case "GET", ["v1", "templates"]:
-                return answer({"templates": [{"name": "base"}]})
             case "POST", ["v1", "sandboxes"]:
                 return self._create(request)
             case "GET", ["v1", "sandboxes"]:
@@ -206,7 +206,8 @@ class MockServer:
                     return of_egress
                 return self._routes.answer(method, self.sandbox(sandbox_id), rest, request)
             case method, ["v1", *rest]:
-                found = self.egress.of_tenant(method, rest, request)
+                found = self.templates.route(request, rest)
+                found = found or self.egress.of_tenant(method, rest, request)
                 found = found or self._operations.answer(method, rest, request, self._used())
                 if found is not None:
                     return found
@@ -222,7 +223,7 @@ class MockServer:
         spec = asdict(SandboxSpec())
         if unknown := set(wanted) - set(spec):
             raise InvalidArgument(f"unknown field {min(unknown)!r}")
-        if wanted.get("template", "base") != "base":
+        if not self.templates.has(wanted.get("template", "base")):
             raise NotFound(f"there is no template {wanted['template']!r}")
         spec |= wanted
         repeat = request.headers.get("idempotency-key", "")

@@ -1,0 +1,135 @@
+"""`space template` and `space prune`: what sandboxes are made of."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from space.cli.context import emit, examples, note, of, print_facts, print_json, print_table, span, when
+from space.cli.lazy import loaded
+
+if TYPE_CHECKING:
+    from space.sdk import Client
+
+Reference = Annotated[str, typer.Argument(metavar="NAME[:TAG]", help="Which.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    group = typer.Typer(no_args_is_help=True, help="Build, list and tag what sandboxes are made of.", rich_markup_mode=None)
+    group.command("build", epilog=examples("space template build numbers.toml", "space template build numbers.toml --tag v2"))(build)
+    group.command("list", epilog=examples("space template list"))(list_templates)
+    group.command("show", epilog=examples("space template show numbers:v2"))(show)
+    group.command("tag", epilog=examples("space template tag numbers:v2 numbers:latest"))(tag)
+    group.command("delete", epilog=examples("space template delete numbers:v1"))(delete)
+    group.command("rebake", epilog=examples("space template rebake numbers"))(rebake)
+    app.add_typer(group, name="template")
+    app.command("prune", epilog=examples("space prune --dry-run", "space prune --keep 86400"))(prune)
+
+
+def build(
+    context: typer.Context,
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe file; what it copies lies beside it.")],
+    name: Annotated[str, typer.Option(metavar="NAME", help="Instead of the recipe's.")] = "",
+    tag: Annotated[str, typer.Option(metavar="TAG", help="What leads to this build.")] = "latest",
+) -> None:
+    """Build a template from a recipe, with its log; steps that an earlier build did are not done again."""
+    with of(context).client() as client, tempfile.TemporaryDirectory(prefix="space-downloads-") as place:
+        for line in client.build_template(recipe, name=name, tag=tag, downloads=_fetched(client, recipe, Path(place))):
+            print_json(line) if of(context).json else _tell(line)
+
+
+def _fetched(client: Client, recipe: Path, place: Path) -> Path | None:
+    listed = client.plan_template(recipe.read_text() if recipe.is_file() else "")["downloads"] if recipe.is_file() else []
+    if not listed:
+        return None
+    note(f"fetching {len(listed)} downloads as this machine is set up to")
+    loaded("space.setup.downloads", "fetch")(listed, place)
+    return place
+
+
+def _tell(line: Any) -> None:
+    match line["kind"]:
+        case "step":
+            took = f" ({line['took_ms'] / 1000:.1f} s)" if line["state"] == "done" else ""
+            print(f"[{line['step']}/{line['of']}] {line['title']}: {line['state']}{took}", flush=True)
+        case "output":
+            (sys.stderr if line["stream"] == "stderr" else sys.stdout).write(line["text"])
+        case "gap":
+            note(f"lines up to {line['n']} are kept no longer")
+        case "end":
+            print(line["digest"], flush=True)
+
+
+def list_templates(context: typer.Context) -> None:
+    """List what sandboxes can be made of."""
+    with of(context).client() as client:
+        found = client.templates()
+    if of(context).json:
+        print_json({"templates": found})
+        return
+    rows = [
+        (each["name"], ",".join(each["tags"]) or "-", each["digest"][:12], str(each["disk_mib"]), "shipped" if each["shipped"] else "own")
+        for each in found
+    ]
+    print_table(("NAME", "TAGS", "BUILD", "DISK MIB", "WHOSE"), rows)
+
+
+def show(context: typer.Context, template: Reference) -> None:
+    """Show all there is to know of a template."""
+    with of(context).client() as client:
+        found = client.template(template)
+    print_json(found) if of(context).json else print_facts(
+        {**found, "created_at": when(found["created_at"])} if found["created_at"] else found
+    )
+
+
+def tag(
+    context: typer.Context,
+    template: Annotated[str, typer.Argument(metavar="NAME[:TAG]|DIGEST", help="The build that is meant.")],
+    to: Annotated[str, typer.Argument(metavar="NAME:TAG", help="What leads to it from now on.")],
+) -> None:
+    """Let a tag lead to a build."""
+    with of(context).client() as client:
+        is_digest = len(template) == 32 and all(letter in "0123456789abcdef" for letter in template)
+        found = client.tag_template(to, template if is_digest else client.template(template)["digest"])
+    print_json(found) if of(context).json else note(f"{to} is {found['digest'][:12]}")
+
+
+def delete(
+    context: typer.Context,
+    template: Reference,
+    force: Annotated[bool, typer.Option("--force", help="Also while sandboxes of it are there.")] = False,
+) -> None:
+    """Take a tag away, and with a build's last one its disk."""
+    with of(context).client() as client:
+        client.delete_template(template, force=force)
+    if of(context).json:
+        print_json({"deleted": template})
+
+
+def rebake(context: typer.Context, template: Reference) -> None:
+    """Make a template's disk boot with what the server's machine has now."""
+    with of(context).client() as client:
+        found = client.rebake_template(template)
+    print_json(found) if of(context).json else emit(f"{found['digest']}\n")
+
+
+def prune(
+    context: typer.Context,
+    keep: Annotated[int, typer.Option(metavar="SECONDS", min=0, help="What builds used since then stays.")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+) -> None:
+    """Drop what builds keep to be faster; never a template, a sandbox or anything of theirs (with an admin's key)."""
+    with of(context).client() as client:
+        done = client.prune(keep_seconds=keep, dry_run=dry_run)
+    if of(context).json:
+        print_json(done)
+        return
+    words = "would go" if dry_run else "went"
+    since = f" (unused for {span(keep)})" if keep else ""
+    note(f"{len(done['steps'])} kept steps {words}, {done['freed_bytes'] >> 20} MiB at most{since}")
