@@ -396,6 +396,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("worker-keeps-uid", "    os.setresuid(start.uid, start.uid, start.uid)\n", "", _CONFINED),
         ("worker-without-seccomp", "    syscalls.load_filter(filters.worker())\n", "", _CONFINED),
         ("worker-keeps-descriptors", "    _close_all_but(start)\n", "", _CONFINED),
-        ("worker-dumpable", "    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)\n", "", _CONFINED),
+        (
+            "worker-dumpable",
+            "    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)\n",
+            "    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)\n",
+            _CONFINED,
+        ),
     ),
 )
