@@ -314,7 +314,7 @@ MUTATIONS: tuple[Mutation, ...] = (
             "own-unknown",
             '            return NotChecked("own_addresses_unknown", denied=False)',
             "            own = frozenset()",
-            f"{_RESOLVE} {_DIAL}",
+            "tests/unit/dialer/test_vet.py",
         ),
     ),
     *_of(

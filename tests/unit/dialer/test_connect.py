@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address, ip_network
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -210,3 +211,32 @@ def test_families_take_turns_and_nothing_is_lost(addresses: list[Address]) -> No
         assert [one for one in ordered if one.version == version] == [one for one in addresses if one.version == version]
     fewer = min(sum(one.version == version for one in addresses) for version in (4, 6))
     assert [one.version for one in ordered[: 2 * fewer]] == [6, 4] * fewer
+
+
+@pytest.mark.parametrize("peer", [("127.0.0.2", None), ("127.0.0.1", 1)])
+def test_a_socket_that_is_connected_elsewhere_than_was_checked_is_nobodys(
+    monkeypatch: pytest.MonkeyPatch, peer: tuple[str, int | None]
+) -> None:
+    closed: list[bool] = []
+
+    class Elsewhere(socket.socket):
+        def getpeername(self) -> Any:
+            _, port = super().getpeername()
+            return peer[0], port if peer[1] is None else peer[1]
+
+        def close(self) -> None:
+            closed.append(True)
+            super().close()
+
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+            monkeypatch.setattr(socket, "socket", Elsewhere)
+            try:
+                found = await connect(Checked((ip_address("127.0.0.1"),)), port)
+            finally:
+                monkeypatch.undo()
+        assert found == NotConnected("connect_peer")
+        assert closed
+
+    asyncio.run(main())
