@@ -307,7 +307,7 @@ class Templates:
                 if not await self._is_shipped(wanted):
                     raise NotFound(
                         f"this machine has no root disk with the Debian packages {', '.join(packages)[:200]}",
-                        hint="the operator makes it there: `space template debian PACKAGE...`",
+                        hint="no command makes one yet: stand on `base`, and list the packages as downloads (deb = ...)",
                     )
                 return next(each.digest for each in await self._there(tenant) if not each.tenant and each.name == wanted)
             case _:

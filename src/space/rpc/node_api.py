@@ -22,8 +22,6 @@
 | templates | Tenant | TemplateList messages: the tenant's own and the shipped ones |
 | template_drop | TemplateTarget | Done; idempotent |
 | template_rebake | TemplateTarget | TemplateInfo of the new one |
-| template_export | TemplateTarget | DATA is the file (`core.template.archive`) |
-| template_import | Tenant | control's DATA is the file; TemplateInfo |
 | prune | Prune | Pruned |
 | tree_put | Tree | control's DATA is the tar stream; TreeDone |
 | tree_get | Tree | DATA is the tar stream; TreeDone |

@@ -148,11 +148,11 @@ async def test_request_that_is_wrong_begins_nothing(world: World) -> None:
 
 
 @dialogue()
-async def test_base_of_debians_packages_is_one_that_the_operator_made(world: World) -> None:
+async def test_base_of_debians_packages_that_is_not_there_says_what_to_do_instead(world: World) -> None:
     recipe = 'version = 1\nname = "d"\n[base]\ndebian = ["jq"]\n'
     answer = await world.client.post("/v1/builds", json={"recipe": recipe})
     assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
-    assert "space template debian" in answer.text
+    assert "list the packages as downloads" in answer.text
 
 
 @dialogue()
