@@ -216,3 +216,27 @@ def test_traffic_recovers_after_sigkill_of_whoever_carries_it_without_a_sandbox_
 
     run(bare, end)
     leaks.settle(lambda: leaks.of_sandboxes(bare.instance))
+
+
+def test_what_was_decided_is_told_of_both_chains_and_is_whole(bare: BareInstance, place: Town) -> None:
+    async def work(session: Session) -> None:
+        sandbox = (await create(session, policy({"host": ALLOWED, "name": "only"}))).sandbox
+        assert (await get(session, sandbox, ALLOWED, "/seen?token=s3cret"))[0] == "200"
+        assert (await get(session, sandbox, OTHER))[0] != "200"
+        found: list[dict[str, Any]] = []
+        async with asyncio.timeout(20), await session.open("egress_log", api.EgressLog(sandbox, after={}, follow=True), finish=True) as stream:
+            async for event in stream:
+                assert isinstance(event, Message)
+                page = msgspec.msgpack.decode(event.payload, type=api.EgressRecords)
+                found += [msgspec.json.decode(record.line) | {"chain": record.chain} for record in page.records]
+                if {"request", "dial"} <= {one["type"] for one in found} and any(one.get("reason") for one in found):
+                    break
+        assert {one["sandbox"] for one in found} == {sandbox}
+        request = next(one for one in found if one["type"] == "request")
+        assert (request["name"], request["path"], request["query"], request["status"], request["rule"]) == (ALLOWED, "/seen", ["token"], 200, "only")
+        assert next(one for one in found if one["type"] == "dial")["chain"] == "dialer"
+        assert {one["name"] for one in found if one.get("reason")} == {OTHER}
+        assert "s3cret" not in str(found)
+        assert heads(place, ALLOWED)
+
+    run(bare, work)
