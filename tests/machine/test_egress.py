@@ -224,7 +224,8 @@ def test_what_was_decided_is_told_of_both_chains_and_is_whole(bare: BareInstance
         assert (await get(session, sandbox, ALLOWED, "/seen?token=s3cret"))[0] == "200"
         assert (await get(session, sandbox, OTHER))[0] != "200"
         found: list[dict[str, Any]] = []
-        async with asyncio.timeout(20), await session.open("egress_log", api.EgressLog(sandbox, after={}, follow=True), finish=True) as stream:
+        asked = api.EgressLog(sandbox, after={}, follow=True)
+        async with asyncio.timeout(20), await session.open("egress_log", asked, finish=True) as stream:
             async for event in stream:
                 assert isinstance(event, Message)
                 page = msgspec.msgpack.decode(event.payload, type=api.EgressRecords)
@@ -233,7 +234,8 @@ def test_what_was_decided_is_told_of_both_chains_and_is_whole(bare: BareInstance
                     break
         assert {one["sandbox"] for one in found} == {sandbox}
         request = next(one for one in found if one["type"] == "request")
-        assert (request["name"], request["path"], request["query"], request["status"], request["rule"]) == (ALLOWED, "/seen", ["token"], 200, "only")
+        said = [request[key] for key in ("name", "path", "query", "status", "rule")]
+        assert said == [ALLOWED, "/seen", ["token"], 200, "only"]
         assert next(one for one in found if one["type"] == "dial")["chain"] == "dialer"
         assert {one["name"] for one in found if one.get("reason")} == {OTHER}
         assert "s3cret" not in str(found)
