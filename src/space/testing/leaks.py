@@ -43,6 +43,9 @@ def of_sandboxes(instance: Instance) -> Things:
         found |= {f"file {path}" for path in _entries(directory)}
     used = _used_slots(instance)
     spare = {path.stem for path in _entries(instance.run / "netns") if int(path.stem) not in used}
+    # a worker lives on for a while after its sandbox's last connection
+    workers = {f"of uid {instance.worker_uid(slot)}:" for slot in used}
+    found = {thing for thing in found if not (thing.startswith("process ") and any(worker in thing for worker in workers))}
     if used and len(spare) <= READY_SLOTS:
         found = {thing for thing in found if not _of_slots(thing, instance, spare)}
     return frozenset(found)
