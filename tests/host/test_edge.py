@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from ipaddress import IPv4Address, IPv4Network
@@ -23,6 +22,7 @@ from space.model.errors import Conflict, Internal, NotFound
 from space.rootd import edge
 from space.rpc.rootd_client import Listeners
 from space.testing import rawguest
+from space.testing.hostileframes import ATTACKS
 from space.testing.rawguest import (
     ACK,
     ARP,
@@ -31,18 +31,13 @@ from space.testing.rawguest import (
     GUEST,
     GUEST_MAC,
     HOST_MAC,
-    ICMP,
-    IPV6,
-    QINQ,
     RST,
     SYN,
     TCP,
     UDP,
-    VLAN,
     RawGuest,
     arp,
     frame,
-    ip,
     raw_guest,
     tcp,
     udp,
@@ -52,11 +47,6 @@ from space.testing.roothost import RootHost
 RANGE = "198.18.0.0/15"
 NAMED, OTHER_NAME, PUBLIC = "198.18.0.9", "198.19.255.254", "203.0.113.7"
 _OTHER_MAC = bytes.fromhex("525400000099")
-
-
-def _icmp6(kind: int) -> bytes:
-    every_node = bytes.fromhex("ff02" + "00" * 13 + "01")
-    return struct.pack("!IHBB", 6 << 28, 16, 58, 255) + bytes.fromhex("fe80" + "00" * 13 + "02") + every_node + bytes([kind]) + bytes(15)
 
 
 def _inside(host: RootHost, work: Callable[[], bytes], slot: int = 0) -> bytes:
@@ -154,60 +144,10 @@ def test_arp_of_the_guest_for_the_gateway_is_answered_and_no_other(host: RootHos
         assert _counters(host) == {"admitted_arp": 1}
 
 
-_DNS = udp(b"q", port=53)
-_ATTACKS = {
-    "forged MAC": ("foreign_mac", frame(_DNS, source=_OTHER_MAC)),
-    "the gateway's MAC": ("foreign_mac", frame(_DNS, source=HOST_MAC)),
-    "to a foreign MAC": ("foreign_target", frame(_DNS, target=_OTHER_MAC)),
-    **{
-        f"source {source}": ("foreign_source", frame(udp(b"q", port=53, source=source)))
-        for source in (GATEWAY, "127.0.0.1", "169.254.169.254", NAMED, "10.0.0.3", "0.0.0.0", "255.255.255.255", PUBLIC)
-    },
-    "forged DNS reply": ("foreign_source", frame(udp(b"r", port=53, from_port=53, source="192.0.2.53"))),
-    "forged reply to a port": ("gateway_port", frame(udp(b"r", port=33000, from_port=53))),
-    "SYN of the gateway": ("foreign_source", frame(tcp(NAMED, 443, source=GATEWAY))),
-    "gratuitous ARP": ("arp_forged", frame(arp(asked=GUEST), kind=ARP, target=BROADCAST)),
-    "gratuitous ARP reply": ("arp_forged", frame(arp(operation=2, asked=GUEST), kind=ARP, target=BROADCAST)),
-    "ARP as the gateway": ("arp_forged", frame(arp(sender=GATEWAY), kind=ARP, target=BROADCAST)),
-    "ARP with another MAC inside": ("arp_forged", frame(arp(mac=_OTHER_MAC), kind=ARP)),
-    "ARP for a name's address": ("arp_forged", frame(arp(asked=NAMED), kind=ARP, target=BROADCAST)),
-    "ARP of another hardware": ("arp_forged", frame(arp(htype=6), kind=ARP)),
-    "ARP cut off": ("arp_forged", frame(arp()[:12], kind=ARP)),
-    "multicast DNS": ("guest_group", frame(udp(b"q", port=5353, target="224.0.0.251"), target=bytes.fromhex("01005e0000fb"))),
-    "multicast by its address alone": ("guest_group", frame(udp(b"q", port=1900, target="239.255.255.250"))),
-    "broadcast": ("guest_group", frame(udp(b"q", port=67, target="255.255.255.255"), target=BROADCAST)),
-    "broadcast of the link": ("guest_group", frame(udp(b"q", port=53, target="10.0.0.3"))),
-    "DNS in a broadcast frame": ("guest_group", frame(_DNS, target=BROADCAST)),
-    "IPv6 router advertisement": ("guest_ipv6", frame(_icmp6(134), kind=IPV6, target=bytes.fromhex("333300000001"))),
-    "IPv6 neighbour solicitation": ("guest_ipv6", frame(_icmp6(135), kind=IPV6, target=bytes.fromhex("3333ff000001"))),
-    "IPv6 in IPv4": ("guest_protocol", frame(ip(_icmp6(134), protocol=41, target=GATEWAY))),
-    "IPv6 in a frame of IPv4": ("ip_header", frame(_icmp6(134))),
-    "GRE": ("guest_protocol", frame(ip(bytes(8), protocol=47, target=NAMED))),
-    "SCTP": ("guest_protocol", frame(ip(bytes(12), protocol=132, target=NAMED))),
-    "ICMP redirect": ("guest_icmp", frame(ip(b"\x05\x01" + bytes(30), protocol=ICMP, target=GATEWAY))),
-    "ping": ("guest_icmp", frame(ip(b"\x08\0\xf7\xff" + bytes(4), protocol=ICMP, target=GATEWAY))),
-    "first fragment": ("ip_fragment", frame(udp(b"q", port=53, fragment=0x2000))),
-    "last fragment": ("ip_fragment", frame(udp(b"q", port=53, fragment=0x0001))),
-    "reserved bit": ("ip_fragment", frame(udp(b"q", port=53, fragment=0x8000))),
-    "source route": ("ip_header", frame(udp(b"q", port=53, options=b"\x83\x07\x04\xc6\x12\x00\x09\x00"))),
-    "record route": ("ip_header", frame(tcp(NAMED, 443, options=b"\x07\x07\x04" + bytes(5)))),
-    "version 5": ("ip_header", frame(udp(b"q", port=53, version=5))),
-    "no header at all": ("guest_protocol", frame(b"")),
-    "VLAN 0": ("guest_vlan", frame(b"\0\0\x08\0" + _DNS, kind=VLAN)),
-    "VLAN 5": ("guest_vlan", frame(b"\0\x05\x08\0" + _DNS, kind=VLAN)),
-    "VLAN 0 of the provider": ("guest_vlan", frame(b"\0\0\x08\0" + _DNS, kind=QINQ)),
-    "two tags": ("guest_vlan", frame(b"\0\0\x81\0\0\0\x08\0" + _DNS, kind=QINQ)),
-    "another kind of frame": ("guest_other", frame(bytes(46), kind=0x88CC)),
-    "a length for a kind": ("guest_other", frame(bytes(46), kind=46)),
-    "UDP to a name": ("guest_udp", frame(udp(b"q", port=443, target=NAMED))),
-    "DNS to a public resolver": ("guest_udp", frame(udp(b"q", port=53, target="192.0.2.53"))),
-}
-
-
 def test_every_attack_is_dropped_and_counted_as_what_it_is(host: RootHost) -> None:
     with _edge(host) as (guest, listeners):
         wrong, before = {}, _counters(host)
-        for name, (counter, attack) in _ATTACKS.items():
+        for name, (counter, attack) in ATTACKS.items():
             guest.send(attack)
             after = _counters(host)
             moved = {key: count - before.get(key, 0) for key, count in after.items() if count != before.get(key, 0)}
@@ -321,7 +261,7 @@ def test_frames_before_the_filter_reach_nobody(host: RootHost, monkeypatch: pyte
     def attack(what: str) -> None:
         tap = namespaces.open_tap("tap0")
         try:
-            os.write(tap, bytes(10) + frame(_DNS))
+            os.write(tap, bytes(10) + frame(udp(b"q", port=53)))
             seen.append(f"{what}: taken")
         except OSError as error:
             seen.append(f"{what}: {errno.errorcode[error.errno or 0]}")

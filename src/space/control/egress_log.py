@@ -180,7 +180,9 @@ class LogAnswer:
             if self.tenant is not None and owner != self.tenant:
                 return None
         fields.pop("h", None)
-        return {"kind": kind, "id": place, "chain": record.chain, "tenant": owner, **fields}
+        if "id" in fields:  # of a connection or a request, as the guest was told it; a line's id is its place
+            fields["request_id"] = fields.pop("id")
+        return {**fields, "kind": kind, "id": place, "chain": record.chain, "tenant": owner}
 
     def _move(self, chain: str, place: int) -> str:
         self.places[chain] = max(self.places.get(chain, 0), place)

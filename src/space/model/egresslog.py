@@ -18,6 +18,7 @@ class EgressRecord:
     kind: `name` (a DNS query), `connection` and `request` (when they have ended), `credential` (before it is released), `dial` (the
     dialer's own word), `repeated` (refusals that were counted instead, see `of` and `count`), `lost` (records that could not be written),
     `malformed` (a worker sent what is no record). status: what the guest was answered. sent, received: bytes.
+    request_id: of a request, as the guest was told it with a refusal; its beginning is the connection's.
     more: fields that this version of the SDK does not know.
     """
 
@@ -45,6 +46,7 @@ class EgressRecord:
     received: int = 0
     seconds: float = 0.0
     requests: int = 0
+    request_id: str = ""
     of: str = ""
     count: int = 1
     more: Mapping[str, Any] = field(default_factory=dict)

@@ -184,8 +184,8 @@ class Http2Upstream:
         self._answer = answer or self.answer
         self._server: asyncio.Server | None = None
 
-    async def start(self, context: ssl.SSLContext) -> int:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=context)
+    async def start(self, context: ssl.SSLContext, address: str = "127.0.0.1", port: int = 0) -> int:
+        self._server = await asyncio.start_server(self._serve, address, port, ssl=context)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

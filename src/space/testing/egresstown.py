@@ -31,6 +31,7 @@ from space.gateway.surroundings import Leaf
 from space.host import process, syscalls
 from space.testing.dnslab import Zone, bound, serve_on
 from space.testing.egress import Signer, server_context
+from space.testing.egressh2 import Http2Upstream
 from space.testing.egresslab import Handler, Upstream
 
 T = TypeVar("T")
@@ -45,6 +46,7 @@ class Town:
         self.zone = Zone()
         self.signer = Signer()
         self.servers: dict[str, Upstream] = {}
+        self._others: list[Http2Upstream] = []
         self._link = f"town{network.network_address.packed[2]}"
         self._free = 10
         self._directory = Path(tempfile.mkdtemp(prefix="town"))
@@ -74,19 +76,52 @@ class Town:
         )  # fmt: skip
 
     def serve(
-        self, name: str, handler: Handler | None = None, *, leaf: Leaf | None = None, port: int = 443, at: str = "", plain: bool = False
+        self,
+        name: str,
+        handler: Handler | Upstream | None = None,
+        *,
+        leaf: Leaf | None = None,
+        port: int = 443,
+        at: str = "",
+        plain: bool = False,
     ) -> Upstream:
-        """A server of that name, and what it sees. leaf: its certificate, else one for the name. at: the address, else one of its own."""
+        """A server of that name, and what it sees. handler: of its connections, or a whole server. leaf: its certificate, else one for
+        the name. at: the address, else one of its own.
+        """
         address = at or self._address(self._free)
         self._free += not at
         context = None if plain else self._context(leaf or self.signer.make(name))
         self.zone.address(name, address)
-        upstream = self.servers[name] = Upstream(handler)
+        upstream = self.servers[name] = handler if isinstance(handler, Upstream) else Upstream(handler)
         self.call(self._start(upstream, context, address, port))
         return upstream
 
     def shared(self, names: tuple[str, ...], port: int = 443) -> Upstream:
         """One server, one address, several names: each handshake gets the certificate of the name that it asks for."""
+        address, context = self._sharing(names)
+        upstream = Upstream()
+        self.servers.update(dict.fromkeys(names, upstream))
+        self.call(self._start(upstream, context, address, port))
+        return upstream
+
+    def shared_h2(self, names: tuple[str, ...], port: int = 443) -> Http2Upstream:
+        """The same in HTTP/2."""
+        address, context = self._sharing(names, "h2", "http/1.1")
+        upstream = Http2Upstream()
+        self._others.append(upstream)
+
+        async def start() -> None:
+            await upstream.start(context, address, port)
+
+        self.call(start())
+        return upstream
+
+    def address(self, name: str) -> str:
+        """What its DNS server says."""
+        return self.zone.records[name, "A"][0].rpartition(" ")[2]
+
+    def _sharing(self, names: tuple[str, ...], *protocols: str) -> tuple[str, ssl.SSLContext]:
+        """An address of several names, and what answers their handshakes."""
         address = self._address(self._free)
         self._free += 1
         contexts = {name: self._context(self.signer.make(name)) for name in names}
@@ -99,12 +134,12 @@ class Town:
 
         first = self._context(self.signer.make(names[0]))
         first.sni_callback = choose
-        upstream = Upstream()
+        for context in (first, *contexts.values()):
+            if protocols:
+                context.set_alpn_protocols(list(protocols))
         for name in names:
             self.zone.address(name, address)
-            self.servers[name] = upstream
-        self.call(self._start(upstream, first, address, port))
-        return upstream
+        return address, first
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Do it in the town's thread."""
@@ -124,8 +159,8 @@ class Town:
     def end(self) -> None:
         """All of it."""
         if self._thread.is_alive():
-            for upstream in self.servers.values():
-                self._loop.call_soon_threadsafe(upstream.close)
+            for close in (*(one.close for one in self.servers.values()), *(one.close for one in self._others)):
+                self._loop.call_soon_threadsafe(close)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(30)
         with suppress(process.ProcessFailed):  # the namespace may have taken it along

@@ -34,7 +34,7 @@ async def test_records_of_a_sandbox_are_told_oldest_first_with_places_to_go_on_f
     log.add(sandbox, type="name", name="a.example.com", address="198.18.0.1")
     log.add(other, name="not.example.com", status=200)
     log.add(sandbox, "dialer", type="dial", name="a.example.com", address="192.0.2.1")
-    log.add(sandbox, name="b.example.com", reason="name_not_allowed", status=403)
+    log.add(sandbox, name="b.example.com", reason="name_not_allowed", status=403, id="5cafe-1")
     found = await lines(world.client, LOG.format(sandbox))
     assert [(line["kind"], line["chain"], line["id"], line["sandbox"]) for line in found] == [
         ("name", "gateway", "1.0", sandbox),
@@ -42,6 +42,7 @@ async def test_records_of_a_sandbox_are_told_oldest_first_with_places_to_go_on_f
         ("request", "gateway", "3.1", sandbox),
     ]
     assert not any("h" in line or "type" in line for line in found)
+    assert [line.get("request_id") for line in found] == [None, None, "5cafe-1"]  # what the guest was told is not the place
     assert await lines(world.client, LOG.format(sandbox), after=found[1]["id"]) == found[2:]
     assert await lines(world.client, LOG.format(sandbox), limit=2) == found[:2]
     assert names(await lines(world.client, LOG.format(sandbox), denied="1")) == ["b.example.com"]
