@@ -22,6 +22,7 @@ _INSTANCE = re.compile(r"[a-z][a-z0-9]{0,11}\Z")
 _TEMPLATE = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}\Z")
 _PROCESS = re.compile(r"pr-[0-9a-f]{16}\Z")
 _SNAPSHOT = re.compile(r"sn-[a-z2-7]{20}\Z")
+_CHECKPOINT = re.compile(r"cp-[a-z2-7]{20}\Z")
 _DIGEST = re.compile(r"[0-9a-f]{16,64}\Z")
 
 
@@ -53,6 +54,18 @@ def new_webhook_id() -> str:
 def new_snapshot_id() -> str:
     """A fresh snapshot id with 100 random bits."""
     return "sn-" + _random(20)
+
+
+def new_checkpoint_id() -> str:
+    """A fresh id of a checkpoint, with 100 random bits."""
+    return "cp-" + _random(20)
+
+
+def checkpoint_id(text: str) -> str:
+    """`text` as a checkpoint's id (`cp-` and 20 of base32); ValueError when it is not one."""
+    if not _CHECKPOINT.match(text):
+        raise ValueError(f"not a checkpoint id: {text[:64]!r}")
+    return text
 
 
 def snapshot_id(text: str) -> str:

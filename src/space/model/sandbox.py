@@ -1,9 +1,10 @@
 """What a sandbox is to everybody outside: its specification, its phase, its record, the result of a command.
 
-    Phase   requested -> preparing -> running <-> paused
-            any -> deleting -> gone ; any -> failed(reason)
-
-The further phases of the architecture (suspended, waking, stopped, starting) are reserved and not reached yet.
+Phase   requested -> preparing -> running <-> paused
+running | paused -> suspending -> suspended -> waking -> running              memory and disk stored, no memory taken
+running | paused | suspended -> stopping -> stopped -> starting -> running    the disk alone
+failed -> starting -> running                                                 cold, from the disk that it left
+any -> deleting -> gone ; any -> failed(reason)
 """
 
 from __future__ import annotations
@@ -35,6 +36,12 @@ class Phase(StrEnum):
     PREPARING = "preparing"
     RUNNING = "running"
     PAUSED = "paused"
+    SUSPENDING = "suspending"
+    SUSPENDED = "suspended"
+    WAKING = "waking"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    STARTING = "starting"
     DELETING = "deleting"
     GONE = "gone"
     FAILED = "failed"

@@ -8,6 +8,7 @@
 | list | Empty | SandboxList messages |
 | watch | Empty | SandboxState, first for every sandbox there is, then at each change, until closed |
 | pause, resume | Target | SandboxState |
+| suspend, stop, wake, checkpoint, checkpoints, drop_checkpoint, rollback, fork, bake, template_snapshot | `rpc.life_api` | what it says |
 | noop | Target | Done (a round trip to the guest's daemon) |
 | metrics | Target | Metrics |
 | exec | Exec | Started; when attached: DATA (lane 0 stdout, 1 stderr), Exited; control sends its input |
@@ -328,7 +329,11 @@ class EgressState(msgspec.Struct, frozen=True):
 
 
 class SandboxState(msgspec.Struct, frozen=True, tag_field="t", tag="state"):
-    """What a sandbox is on this node. revision grows with every change of this node's life."""
+    """What a sandbox is on this node. revision grows with every change of this node's life.
+
+    start: how its present life began: `cold` (booted), `warm` (a clone of its template), `pool` (one that was made ahead), `restore` (of
+    its own snapshot), `fork`. snapshot_bytes: what its stored memory and its checkpoints take, beyond what they share with templates.
+    """
 
     sandbox: str
     tenant: str
@@ -345,6 +350,9 @@ class SandboxState(msgspec.Struct, frozen=True, tag_field="t", tag="state"):
     last_oom: str | None = None
     egress: EgressState = EgressState()
     asks: list[PendingAsk] = []
+    start: str = ""
+    snapshot_bytes: int = 0
+    checkpoints: int = 0
 
 
 class SandboxList(msgspec.Struct, frozen=True, tag_field="t", tag="list"):

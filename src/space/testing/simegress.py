@@ -54,7 +54,7 @@ class SimEgress:
 
     def begin(self, asked: api.Create) -> SimTraffic:
         """A sandbox is made. NotFound without its policy."""
-        self._known(asked.policy)
+        self.known(asked.policy)
         return SimTraffic(asked.policy, asked.policy_generation)
 
     def ask(
@@ -78,7 +78,8 @@ class SimEgress:
         traffic.crashes, traffic.last_crash = traffic.crashes + 1, detail
         self._changed(sandbox)
 
-    def _known(self, digest: str) -> None:
+    def known(self, digest: str) -> None:
+        """NotFound without that policy."""
         if digest and digest not in self.policies:
             raise NotFound(f"this node has no policy {digest}", hint="put it, then ask again")
 
@@ -97,7 +98,7 @@ class SimEgress:
     async def _set(self, stream: Stream, request: bytes) -> None:
         asked = msgspec.msgpack.decode(request, type=api.SetPolicy)
         traffic = self._find(asked.sandbox)
-        self._known(asked.policy)
+        self.known(asked.policy)
         if asked.policy_generation >= traffic.policy_generation:
             traffic.policy, traffic.policy_generation = asked.policy, asked.policy_generation
             self._changed(asked.sandbox)

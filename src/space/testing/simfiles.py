@@ -11,7 +11,7 @@ import posixpath
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from space.core.wire import files as guest
 from space.core.wire.guest import REQUESTS, Done, decode_request, expect
@@ -56,6 +56,13 @@ class SimFiles:
     def _add(self, path: bytes, kind: guest.FileKind, mode: int = 0o644) -> Inode:
         self._number += 1
         self.inodes[path] = made = Inode(self._number, kind, mode=mode)
+        return made
+
+    def copy(self) -> SimFiles:
+        """The same files, apart from now on."""
+        made = SimFiles()
+        made.inodes = {path: replace(inode) for path, inode in self.inodes.items()}
+        made._number = self._number
         return made
 
     # -- the verbs ----------------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@
         node.refuse_create = NoCapacity("full")     # the next creates are refused
         node.cut()                                  # every session ends now
 
-Its programs are in `simprocesses`, its files and ports in `simfiles`, its policies and asks in `simegress`. Trees are
-kept as the tar streams that were put. What it holds survives `stop` and `start`, as a node's does.
+Its programs are in `simprocesses`, its files and ports in `simfiles`, its policies and asks in `simegress`, its lives in `simlife`.
+Trees are kept as the tar streams that were put. What it holds survives `stop` and `start`, as a node's does.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ from typing import Self
 
 import msgspec
 
+from space.core.lifecycle.table import Request
 from space.core.wire.events import NODE
 from space.model.errors import Conflict, NotFound, PermissionDenied, SandboxDied, SpaceError, Unsupported
 from space.model.ids import new_process_id
 from space.model.isolation import EMULATED
 from space.rpc import node_api as api
+from space.rpc.life_api import Checkpointed
 from space.rpc.session import Data, Served, Stream
 from space.testing import simfiles, simprocesses
 from space.testing.simegress import SimEgress, SimTraffic
 from space.testing.simegresslog import SimEgressLog
 from space.testing.simfiles import SimFiles
+from space.testing.simlife import SimLife
 from space.testing.simprocesses import SimProcess
 from space.testing.simtemplates import SimTemplates
 
@@ -49,6 +52,9 @@ class SimSandbox:
     running: set[asyncio.Task[None]] = field(default_factory=set)
     files: SimFiles = field(default_factory=SimFiles)
     traffic: SimTraffic = field(default_factory=SimTraffic)
+    start: str = "cold"
+    stored: bool = False  # it has a stored memory
+    checkpoints: dict[str, Checkpointed] = field(default_factory=dict)
 
 
 class SimNode:
@@ -76,6 +82,7 @@ class SimNode:
         self.egress = SimEgress(self._traffic, self._egress_changed)
         self.egress_log = SimEgressLog()
         self.templating = SimTemplates(templates)
+        self.life = SimLife(self)
         self._pid = 4241
         self._revision = 0
         self._watchers: set[asyncio.Queue[api.SandboxState]] = set()
@@ -88,8 +95,6 @@ class SimNode:
             "delete": self._delete,
             "list": self._list,
             "watch": self._watch,
-            "pause": self._pause,
-            "resume": self._resume,
             "noop": self._noop,
             "metrics": self._metrics,
             "exec": self._exec,
@@ -105,6 +110,7 @@ class SimNode:
             **self.egress.verbs,
             **self.egress_log.verbs,
             **self.templating.verbs,
+            **self.life.verbs,
         }
 
     async def __aenter__(self) -> Self:
@@ -182,6 +188,7 @@ class SimNode:
         return api.SandboxState(
             asked.sandbox, asked.tenant, asked.generation, phase, there.revision, self.isolation, reason, stages or {},
             there.busy, there.oom_kills, there.last_oom, there.traffic.state(), list(there.traffic.asks.values()),
+            there.start, self.life.bytes_of(there), len(there.checkpoints),
         )  # fmt: skip
 
     def _move(self, there: SimSandbox, phase: str, reason: str | None = None, stages: dict[str, float] | None = None) -> api.SandboxState:
@@ -196,6 +203,12 @@ class SimNode:
         there = self.sandboxes.get(sandbox)
         if there is None:
             raise NotFound(f"the node has no sandbox {sandbox}")
+        return there
+
+    def _usable(self, sandbox: str) -> SimSandbox:
+        """Its guest answers."""
+        there = self._find(sandbox)
+        self.life.verdict(there, Request.USE)
         return there
 
     async def _info(self, stream: Stream, _: bytes) -> None:
@@ -258,20 +271,12 @@ class SimNode:
         self._end_processes(asked.sandbox, "it was deleted")
         await stream.send_message(self._move(there, "gone"))
 
-    async def _pause(self, stream: Stream, request: bytes) -> None:
-        there = self._find(msgspec.msgpack.decode(request, type=api.Target).sandbox)
-        await stream.send_message(self._move(there, "paused"))
-
-    async def _resume(self, stream: Stream, request: bytes) -> None:
-        there = self._find(msgspec.msgpack.decode(request, type=api.Target).sandbox)
-        await stream.send_message(self._move(there, "running"))
-
     async def _noop(self, stream: Stream, request: bytes) -> None:
-        self._find(msgspec.msgpack.decode(request, type=api.Target).sandbox)
+        self._usable(msgspec.msgpack.decode(request, type=api.Target).sandbox)
         await stream.send_message(api.Done())
 
     async def _metrics(self, stream: Stream, request: bytes) -> None:
-        self._find(msgspec.msgpack.decode(request, type=api.Target).sandbox)
+        self._usable(msgspec.msgpack.decode(request, type=api.Target).sandbox)
         await stream.send_message(api.Metrics(512 << 20, 400 << 20, 10, 5, 2 << 30, 1 << 30, 7, 1000, 50, 90 << 20, 20))
 
     def _traffic(self, sandbox: str) -> SimTraffic:
@@ -288,7 +293,7 @@ class SimNode:
         if self.hold_exec is not None:
             self.held_execs += 1
             await self.hold_exec.wait()
-        there = self._find(asked.sandbox)
+        there = self._usable(asked.sandbox)
         kept = self.processes.setdefault(asked.sandbox, {})
         if not asked.process:
             asked = msgspec.structs.replace(asked, process=new_process_id())
@@ -381,7 +386,7 @@ class SimNode:
     def _forward(self, verb: str) -> Callable[[Stream, bytes], Awaitable[None]]:
         async def run(stream: Stream, request: bytes) -> None:
             asked = msgspec.msgpack.decode(request, type=api.Forward)
-            await self._find(asked.sandbox).files.run(stream, verb, asked.request)
+            await self._usable(asked.sandbox).files.run(stream, verb, asked.request)
 
         return run
 
@@ -389,7 +394,7 @@ class SimNode:
 
     async def _tree_put(self, stream: Stream, request: bytes) -> None:
         asked = msgspec.msgpack.decode(request, type=api.Tree)
-        there = self._find(asked.sandbox)
+        there = self._usable(asked.sandbox)
         if asked.path == "/proc":
             raise PermissionDenied("/proc is not writable")
         taken = bytearray()
@@ -402,7 +407,7 @@ class SimNode:
 
     async def _tree_get(self, stream: Stream, request: bytes) -> None:
         asked = msgspec.msgpack.decode(request, type=api.Tree)
-        tree = self._find(asked.sandbox).trees.get(asked.path)
+        tree = self._usable(asked.sandbox).trees.get(asked.path)
         if tree is None:
             raise NotFound(f"there is no {asked.path} in the sandbox")
         with self._open_tree():

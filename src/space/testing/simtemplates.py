@@ -42,6 +42,11 @@ class SimTemplates:
             raise NotFound(f"template {digest} is not on this machine")
         return found
 
+    def keep(self, tenant: str, name: str, digest: str) -> api.TemplateInfo:
+        """A sandbox becomes one."""
+        made = self.own[digest] = self._info(name, tenant, digest)
+        return made
+
     async def _list(self, stream: Stream, request: bytes) -> None:
         tenant = msgspec.msgpack.decode(request, type=api.Tenant).tenant
         await stream.send_message(api.TemplateList([*self.shipped, *(each for each in self.own.values() if each.tenant == tenant)]))
