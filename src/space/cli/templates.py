@@ -22,6 +22,9 @@ def add_to(app: typer.Typer) -> None:
     """Register the commands."""
     group = typer.Typer(no_args_is_help=True, help="Build, list and tag what sandboxes are made of.", rich_markup_mode=None)
     group.command("build", epilog=examples("space template build numbers.toml", "space template build numbers.toml --tag v2"))(build)
+    group.command("layer", epilog=examples("sudo space template layer jq sqlite3", "sudo space template layer --recipe numbers.toml"))(
+        layer
+    )
     group.command("list", epilog=examples("space template list"))(list_templates)
     group.command("show", epilog=examples("space template show numbers:v2"))(show)
     group.command("tag", epilog=examples("space template tag numbers:v2 numbers:latest"))(tag)
@@ -63,6 +66,24 @@ def _tell(line: Any) -> None:
             note(f"lines up to {line['n']} are kept no longer")
         case "end":
             print(line["digest"], flush=True)
+
+
+def layer(
+    context: typer.Context,
+    packages: Annotated[
+        list[str] | None, typer.Argument(metavar="[PACKAGE]...", help="Debian packages, beside the base template's.")
+    ] = None,
+    recipe: Annotated[Path | None, typer.Option(metavar="RECIPE", help="The list of a recipe's base.debian.")] = None,
+    update: Annotated[bool, typer.Option("--update", help="Take newer packages if there are any.")] = False,
+) -> None:
+    """Make the root disk that recipes with that base.debian stand on; as root, on the server's machine (minutes; once)."""
+    names = [*(packages or []), *(loaded("space.setup.layer", "of_recipe")(recipe) if recipe else [])]
+    made, fresh = loaded("space.setup.layer", "make")(names, Path(sys.executable), update=update)
+    if of(context).json:
+        print_json({"name": made, "made": fresh})
+        return
+    emit(f"{made}\n")
+    note("recipes with this base.debian can be built" if fresh else "it was there")
 
 
 def list_templates(context: typer.Context) -> None:

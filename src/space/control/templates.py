@@ -303,11 +303,11 @@ class Templates:
             case FromTemplate(reference=named):
                 return self.resolve(tenant, named)[1]
             case FromDebian(packages=packages):
-                wanted = debian_name(packages)
+                wanted = plan.debian_name(packages)
                 if not await self._is_shipped(wanted):
                     raise NotFound(
                         f"this machine has no root disk with the Debian packages {', '.join(packages)[:200]}",
-                        hint="no command makes one yet: stand on `base`, and list the packages as downloads (deb = ...)",
+                        hint=f"the operator makes it on the server's machine: space template layer {' '.join(packages)[:1000]}",
                     )
                 return next(each.digest for each in await self._there(tenant) if not each.tenant and each.name == wanted)
             case _:
@@ -355,11 +355,6 @@ class Templates:
 _SAME = (
     "digest", "disk_mib", "used_mib", "source", "parent", "env", "user", "cwd", "start", "ready", "hooks", "kernel_release", "problem"
 )  # fmt: skip
-
-
-def debian_name(packages: tuple[str, ...]) -> str:
-    """The shipped name of a root disk with these packages."""
-    return f"debian-{plan.template_digest('debian', {'packages': sorted(packages)})[:16]}"
 
 
 def _parsed(text: str) -> Recipe:

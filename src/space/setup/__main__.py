@@ -15,7 +15,7 @@ from pathlib import Path
 from space.config.artefacts import Store
 from space.config.instance import DATA_ROOT, abandoned
 from space.model.errors import SpaceError
-from space.setup import apt, clean, daemon, deps, doctor, initramfs, kernel, qemu, rootfs, runtime, shelf, storage, systemd, template
+from space.setup import apt, clean, daemon, deps, doctor, initramfs, kernel, layer, qemu, rootfs, runtime, shelf, storage, systemd, template
 from space.setup.graph import Step, run
 from space.setup.progress import Progress, complain
 
@@ -74,7 +74,9 @@ def prepare(root: Path, progress: Progress, *, tests: bool, update: bool) -> Non
         apt.update()
 
     def make_template(kernel: Path, initrd: Path, vmm: Path, disk: Path) -> Path:
-        return progress.step("base template", lambda: template.make(store, kernel=kernel, initramfs=initrd, qemu=vmm, disk=disk))
+        made = progress.step("base template", lambda: template.make(store, kernel=kernel, initramfs=initrd, qemu=vmm, disk=disk))
+        progress.step("Debian layers", lambda: layer.refresh(store, kernel=kernel, initramfs=initrd, qemu=vmm))
+        return made
 
     def make_development(_: Path) -> Path:
         return progress.step("test tools", lambda: deps.make_development(root))

@@ -1,4 +1,4 @@
-"""The base template's root disk: a minimal Debian 12 for agents, made from the distribution's signed packages.
+"""Root disks of Debian: a minimal Debian 12 for agents, and more packages if somebody wants them, all of them signed.
 
 mmdebstrap fetches through this machine's own apt sources and settings and runs no code of ours. What belongs to this machine
 (mirror, proxy, resolver, host name, certificates) is taken out or never gets in: downloads are made by the host's apt, so the
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from space.config.artefacts import Store
@@ -44,30 +45,31 @@ _REMOVED = (
 _EXAMPLE_SOURCES = "usr/share/doc/apt/examples/sources.list"
 
 
-def recipe() -> str:
-    """What is done, without which package versions are found."""
-    return inputs.of_value({
+def recipe(extra: Sequence[str] = ()) -> str:
+    """What is done, without which package versions are found. extra: packages beside those of every machine for agents."""
+    named = {
         "kind": "rootfs", "builder": _BUILDER, "suite": apt.SUITE, "packages": PACKAGES, "files": _FILES,
         "bytes": DISK_BYTES, "user": [USER, UID],
-    })  # fmt: skip
+    }  # fmt: skip
+    return inputs.of_value(named | ({"extra": sorted(extra)} if extra else {}))
 
 
-def make(store: Store, python: Path, *, update: bool) -> tuple[Path, bool]:
+def make(store: Store, python: Path, *, update: bool, extra: Sequence[str] = ()) -> tuple[Path, bool]:
     """The root disk and whether it was made just now. Without `update` an earlier one of the same recipe is taken as it is.
 
-    python: an interpreter that has the server's dependencies, for the root.
+    python: an interpreter that has the server's dependencies, for the root. extra: as in `recipe`.
     """
-    if not update and (found := shelf.newest(store.root / "rootfs", recipe())):
+    if not update and (found := shelf.newest(store.root / "rootfs", recipe(extra))):
         return found, False
     sources = apt.debian_sources()
-    digest = inputs.of_value({"recipe": recipe(), "lists": apt.release_digests()})
+    digest = inputs.of_value({"recipe": recipe(extra), "lists": apt.release_digests()})
     final = store.path("rootfs", digest)
     if final.is_dir():
         final.touch()
         return final, False
     with shelf.staged(final, recorded=True) as stage:
         tree = stage / "tree"
-        _bootstrap(tree, sources)
+        _bootstrap(tree, sources, (*PACKAGES, *sorted(extra)))
         fresh = root.make(python, f"base {digest[:12]}")
         dress(tree)
         root.install(tree, fresh.certificate)
@@ -78,11 +80,12 @@ def make(store: Store, python: Path, *, update: bool) -> tuple[Path, bool]:
         shelf.remove(tree)
         root.keep(store, fresh)
         versions = dict(line.split(" ") for line in packages.splitlines())
-        shelf.describe(stage, recipe=recipe(), suite=apt.SUITE, root=fresh.fingerprint, packages=versions)
+        beside = {"extra": sorted(extra)} if extra else {}
+        shelf.describe(stage, recipe=recipe(extra), suite=apt.SUITE, root=fresh.fingerprint, packages=versions, **beside)
     return final, True
 
 
-def _bootstrap(tree: Path, sources: list[apt.Source]) -> None:
+def _bootstrap(tree: Path, sources: list[apt.Source], packages: Sequence[str]) -> None:
     # Files, not arguments: a proxy's or a mirror's address can hold a password, and arguments are for everybody to see.
     options, mirrors = tree.with_name("apt.conf"), tree.with_name("sources.list")
     for path, lines in ((options, [f"{option};" for option in apt.acquire_options()]), (mirrors, [source.line for source in sources])):
@@ -90,8 +93,8 @@ def _bootstrap(tree: Path, sources: list[apt.Source]) -> None:
         path.write_text("".join(f"{line}\n" for line in lines))
     command.run(
         ["mmdebstrap", "--mode=root", "--variant=minbase", "--format=directory", "--quiet", "--dpkgopt=force-unsafe-io",
-         f"--aptopt={options}", f"--include={','.join(PACKAGES)}", apt.SUITE, tree, mirrors],
-        what="make the base template's tree", hint="see the machine's apt sources and proxy; `apt-get update` must work",
+         f"--aptopt={options}", f"--include={','.join(packages)}", apt.SUITE, tree, mirrors],
+        what="make the root disk's tree", hint="see the machine's apt sources and proxy; `apt-get update` must work",
     )  # fmt: skip
     options.unlink()
     mirrors.unlink()
@@ -116,13 +119,19 @@ def dress(tree: Path) -> None:
 
 
 def _make_disk(tree: Path, disk: Path, digest: str) -> None:
-    """An ext4 of DISK_BYTES holding `tree`, sparse, with a journal and an identity that follows from the digest."""
+    """An ext4 holding `tree`, sparse, with a journal and an identity that follows from the digest."""
+    size = disk_bytes(int(command.run(["du", "-s", "-B1", "--apparent-size", tree], what="measure the tree").split()[0]))
     with disk.open("xb") as file:
-        file.truncate(DISK_BYTES)
+        file.truncate(size)
     identity = str(uuid.UUID(hex=digest))
     command.run(
         ["mkfs.ext4", "-q", "-F", "-m", "0", "-L", "space", "-U", identity, "-E", f"lazy_itable_init=1,hash_seed={identity}",
          "-d", tree, disk],
-        what="make the base template's disk", env={"E2FSPROGS_FAKE_TIME": "1700000000"},
+        what="make the root disk", env={"E2FSPROGS_FAKE_TIME": "1700000000"},
     )  # fmt: skip
-    os.truncate(disk, DISK_BYTES)
+    os.truncate(disk, size)
+
+
+def disk_bytes(tree: int) -> int:
+    """How large a disk is for a tree of so many bytes: DISK_BYTES, or whole GiB that leave half of the tree's size and 512 MiB free."""
+    return max(DISK_BYTES, -(-(tree * 3 // 2 + (512 << 20)) >> 30) << 30)

@@ -42,6 +42,7 @@ COMMANDS = commands()
 NO_JSON = {"shell": "a terminal", "attach": "a terminal", "completion": "a script"}
 ELSEWHERE = {"serve", "setup", "doctor", "clean", "bench", "config server", "backup", "restore"}
 ELSEWHERE |= {"policy check", "policy explain", "policy diff", "policy test", "policy discover"}
+ELSEWHERE |= {"template layer"}
 ELSEWHERE |= {"audit verify", "audit export", "audit key"}
 # The words behind the command: S is a sandbox, P one of its processes, W a webhook. Streams end by themselves here.
 ASKED = {

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -70,6 +70,11 @@ def layers(recipe: Recipe, base: str, inputs: Mapping[str, str], downloads: str 
 def template_digest(last: str, facts: Mapping[str, Any]) -> str:
     """The name of the template: of its disk (`last`: the last step's digest, or the base's) and how it boots and begins."""
     return _digest(["template", _BUILDER, last, dict(facts)])
+
+
+def debian_name(packages: Sequence[str]) -> str:
+    """The shipped name of the template with these packages beside those of every machine for agents."""
+    return f"debian-{template_digest('debian', {'packages': sorted(packages)})[:16]}"
 
 
 def title(action: Action) -> str:
