@@ -57,17 +57,26 @@ class Walled:
         """Whether a legitimate request works."""
         return self.get(f"https://{name}/still")[0] == "200"
 
-    def records(self) -> list[EgressRecord]:
-        """Of this test, so far."""
-        return self._all(self._after)
+    def mark(self) -> str | None:
+        """A place in the records, behind all that are there."""
+        return max((record.id for record in self.records()), default=self._after, key=_order)
+
+    def records(self, after: str | None = None) -> list[EgressRecord]:
+        """Of this test, or from a mark on; so far."""
+        return self._all(after or self._after)
 
     def recorded(self, *wanted: Callable[[EgressRecord], bool], seconds: float = 10) -> list[EgressRecord]:
         """The records once there is one for each of these."""
         return eventually(lambda: found if all(any(map(one, found := self.records())) for one in wanted) else None, seconds)
 
-    def reasons(self, *wanted: str) -> list[EgressRecord]:
-        """The records once each of these is the reason of one."""
-        return self.recorded(*(lambda record, one=one: record.reason == one for one in wanted))
+    def reasons(self, *wanted: str, after: str | None = None, every: bool = True) -> list[EgressRecord]:
+        """The records of these reasons, once there is one of each; every=False: of any."""
+
+        def look() -> list[EgressRecord] | None:
+            found = [one for one in self.records(after) if one.reason in wanted]
+            return found if len({one.reason for one in found}) >= (len(set(wanted)) if every else 1) else None
+
+        return eventually(look)
 
     def dropped(self) -> dict[str, int]:
         """Packets by kind, so far."""
