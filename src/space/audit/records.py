@@ -2,12 +2,13 @@
 
 Query strings are kept as keys only, bodies and fields not at all, so that no record can hold a secret. recorded: no rule allows it, and it
 was let through because the policy of a template under construction only records. `sandbox` is what the sender says; who keeps the records
-knows it from the socket. `decode` is the boundary: whatever it returns has bounded values of these types and nothing else.
+knows it from the socket. `decode_all` is the boundary: whatever it returns has bounded values of these types and nothing else.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -19,7 +20,7 @@ _MOST_TEXT = 2048
 _MOST_KEYS = 256
 
 
-class NameDecided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, tag="name"):
+class NameDecided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False, tag="name"):
     """A DNS query. address: what the guest was told. reason: why it was refused."""
 
     sandbox: str
@@ -31,7 +32,7 @@ class NameDecided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     address: str = ""
 
 
-class Connected(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, tag="connection"):
+class Connected(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False, tag="connection"):
     """A connection that has ended. reason: why, empty when both sides were done. sent, received: bytes as the guest's side saw them."""
 
     sandbox: str
@@ -49,7 +50,7 @@ class Connected(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     upstream: str = ""
 
 
-class Requested(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, tag="request"):
+class Requested(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False, tag="request"):
     """A request that has ended. query: keys. status: what the guest was answered. sent, received: bytes toward and from the upstream."""
 
     sandbox: str
@@ -69,7 +70,7 @@ class Requested(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     upstream: str = ""
 
 
-class Repeated(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="repeated"):
+class Repeated(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False, tag="repeated"):
     """Denials that were counted instead of written. of: the kind of record."""
 
     sandbox: str
@@ -78,7 +79,7 @@ class Repeated(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     count: int
 
 
-class CredentialRead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, tag="credential"):
+class CredentialRead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False, tag="credential"):
     """A grant was asked for, before anything was released. reason: why it was refused. version: of the secret; never a part of it."""
 
     sandbox: str
@@ -92,7 +93,7 @@ class CredentialRead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     reason: str = ""
 
 
-class Dialled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, tag="dial"):
+class Dialled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False, tag="dial"):
     """The dialler's own word on a connection that was asked of it. address: the checked one. reason: why there is none."""
 
     sandbox: str
@@ -108,13 +109,16 @@ Kept = Record | CredentialRead | Dialled
 
 
 class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One message to the keeper of the records. id: not 0 asks for an answer once the record is written."""
+    """One message to the keeper of the records. id: not 0 asks for an answer once the record is written. Events of credentials come so;
+    what a worker has to say without an answer comes as several records together.
+    """
 
     record: Kept
     id: int = 0
 
 
-_DECODER = msgspec.msgpack.Decoder(Note)
+MOST_TOGETHER = 64  # records of one message
+_DECODER = msgspec.msgpack.Decoder(Note | list[Record])
 _ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -124,32 +128,67 @@ class RecordRefused(ValueError):
 
 def encode(note: Note) -> bytes:
     """As it goes over the socket. RecordRefused: values that `decode` would refuse."""
-    data = _ENCODER.encode(note)
-    if len(data) > MOST_MESSAGE:
-        raise RecordRefused(f"a record of {len(data)} bytes, at most {MOST_MESSAGE} are possible")
-    _bounded(note)
-    return data
+    return _encoded(note, note.record, note.id)
+
+
+def encode_record(record: Record) -> bytes:
+    """One of several that go together, without ids (`together`). RecordRefused, likewise."""
+    return _encoded(record, record, 0)
+
+
+def together(records: list[bytes]) -> bytes:
+    """One message of them: 1 to MOST_TOGETHER, with room for two bytes more in MOST_MESSAGE."""
+    return (bytes((0x90 | len(records),)) if len(records) < 16 else b"\xdc" + len(records).to_bytes(2, "big")) + b"".join(records)
 
 
 def decode(message: bytes) -> Note:
-    """What a sender says. RecordRefused for anything that is not exactly a record with bounded values."""
+    """A message of one record. RecordRefused for anything else."""
+    records, number = decode_all(message)
+    if len(records) != 1:
+        raise RecordRefused(f"{len(records)} records where one should be")
+    return Note(records[0], number)
+
+
+def decode_all(message: bytes) -> tuple[Sequence[Kept], int]:
+    """What a sender says: records, and the id of a note. RecordRefused for anything that is not exactly that with bounded values."""
     if len(message) > MOST_MESSAGE:
-        raise RecordRefused(f"a record of {len(message)} bytes, at most {MOST_MESSAGE} are possible")
+        raise RecordRefused(f"a message of {len(message)} bytes, at most {MOST_MESSAGE} are possible")
     try:
-        note = _DECODER.decode(message)
+        said = _DECODER.decode(message)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError) as error:
         raise RecordRefused(f"no record: {str(error)[:200]}") from None
-    _bounded(note)
-    return note
+    records: Sequence[Kept]
+    records, number = (said, 0) if isinstance(said, list) else ((said.record,), said.id)
+    if not 0 < len(records) <= MOST_TOGETHER:
+        raise RecordRefused(f"{len(records)} records together, 1 to {MOST_TOGETHER} are possible")
+    for record in records:
+        _bounded(record, number, len(message))
+    return records, number
 
 
-def _bounded(note: Note) -> None:
-    if not 0 <= note.id < 1 << 53:
+def _encoded(said: Note | Record, record: Kept, number: int) -> bytes:
+    data = _ENCODER.encode(said)
+    if len(data) > MOST_MESSAGE:
+        raise RecordRefused(f"a record of {len(data)} bytes, at most {MOST_MESSAGE} are possible")
+    _bounded(record, number, len(data))
+    return data
+
+
+def _bounded(record: Kept, number: int, size: int) -> None:
+    """size: of the message, in which no text can be longer than it is."""
+    if number and not 0 <= number < 1 << 53:
         raise RecordRefused("the id of a note is not within 0 to 2^53")
-    for field in note.record.__struct_fields__:
-        value = getattr(note.record, field)
-        if type(value) is not str or len(value) > _MOST_TEXT:  # most are short words
+    for field in record.__struct_fields__ if size > _MOST_TEXT else _NOT_TEXTS[type(record)]:
+        value = getattr(record, field)
+        if value:  # what is empty, zero or false is bounded
             _check(field, value)
+
+
+def _not_texts(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    return tuple(field.name for field in msgspec.structs.fields(kind) if field.type not in (str, bool, Kind))
+
+
+_NOT_TEXTS = {kind: _not_texts(kind) for kind in (NameDecided, Connected, Requested, Repeated, CredentialRead, Dialled)}
 
 
 def _check(field: str, value: object) -> None:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from space.auditd.chainfile import ChainFile
 
 log = logging.getLogger("space.auditd")
 
 Fields = dict[str, Any]
+
+
+class Entry(NamedTuple):
+    """A record that waits. body: its fields as JSON."""
+
+    sandbox: str
+    body: bytes
 
 
 class Told(Protocol):
@@ -32,16 +39,16 @@ class Book:
         self.followers: Told | None = None
         self._stamp = stamp
         self._since = ""
-        self._pending: list[Fields] = []
+        self._pending: list[Entry] = []
 
     @property
     def is_new(self) -> bool:
         """Whether something is not vouched for."""
         return self.file.end != self.vouched or bool(self._pending)
 
-    def note(self, fields: Fields) -> bool:
+    def note(self, entry: Entry) -> bool:
         """For the next `flush`; whether it is the first."""
-        self._pending.append(fields)
+        self._pending.append(entry)
         return len(self._pending) == 1
 
     def flush(self) -> None:
@@ -57,10 +64,10 @@ class Book:
                 log.error("%s: records cannot be written (%s) and are counted as lost", self.file.writer, error.strerror)  # noqa: TRY400
             self.lost += len(pending)
 
-    def write(self, fields: Fields) -> None:
+    def write(self, entry: Entry) -> None:
         """Write what is pending and that record, now. OSError: that record is not written."""
         self.flush()
-        self._write([fields])
+        self._write([entry])
 
     def settle(self) -> None:
         """Write how many were lost, if any were and it can be written."""
@@ -70,13 +77,13 @@ class Book:
             except OSError:
                 return
 
-    def _write(self, records: list[Fields]) -> None:
+    def _write(self, entries: list[Entry]) -> None:
         before = self.file.end[0]
-        self._append(records)
+        self._append([entry.body for entry in entries])
         if self.followers:
-            self.followers.told(before, [record.get("sandbox", "") for record in records])
+            self.followers.told(before, [entry.sandbox for entry in entries])
 
-    def _append(self, records: list[Fields]) -> None:
+    def _append(self, records: list[bytes]) -> None:
         if not self.lost:
             self.file.append(records)
             return

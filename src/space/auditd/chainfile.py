@@ -59,7 +59,7 @@ class ChainFile:
         """Of the newest file."""
         return self._descriptor
 
-    def append(self, records: Iterable[Mapping[str, Any]]) -> None:
+    def append(self, records: Iterable[Mapping[str, Any] | bytes]) -> None:
         """Write them all, or none and OSError (then the file is as it was)."""
         chain = self._chain.copy()
         data = b"".join([chain.line(record) for record in records])

@@ -1,6 +1,7 @@
 """The keeper: takes records of sources, stamps, chains and appends them, and has the broker vouch for the end.
 
-    note -> decode (or hung up) -> denial above the rate: counted | credential: written, then answered | else: with what came in this round
+    records -> decode (or hung up) -> of each: denial above the rate: counted | credential: written, then answered
+                                               | else: written with what came in this round
     one second after something new: counts written, files synced, heads vouched for and kept, old files removed
 
 Sandbox, generation and time come from the socket and from here; a record that names another sandbox is kept with what it claimed. Nothing
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,9 +22,9 @@ from typing import Any
 
 import msgspec
 
-from space.audit.chain import MOST_LINE
-from space.audit.records import CredentialRead, Kept, RecordRefused, decode
-from space.auditd.book import Book
+from space.audit.chain import MOST_LINE, body_of
+from space.audit.records import CredentialRead, Kept, RecordRefused, decode_all
+from space.auditd.book import Book, Entry
 from space.auditd.denials import Denials
 from space.core.rates import Bucket
 from space.model.errors import Conflict, NotFound, SpaceError
@@ -36,7 +37,8 @@ log = logging.getLogger("space.auditd")
 
 _BURST = 32
 _LAST = 5.0
-_SURELY_SHORT = MOST_LINE // 6 - 512
+_JSON = msgspec.json.Encoder()
+_MOST_BODY = MOST_LINE - 64  # beside its number and hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,54 +162,64 @@ class Keeper:
     def _received(self, source: Source, message: bytes, _: int | None) -> None:
         assert source.end is not None
         try:
-            note = decode(message)
-            fields = self._fields(source, note.record)
-            if len(message) > _SURELY_SHORT and len(msgspec.json.encode(fields)) > MOST_LINE - 64:
-                raise RecordRefused("a record that no line can hold")  # control characters take six bytes each
+            records, number = decode_all(message)
+            entries = self._entries(source, records)
         except RecordRefused:
-            self._note(source, {**self._stamped(source), "type": "malformed", "bytes": len(message)})
+            self._note(source, self._told(source, {"type": "malformed", "bytes": len(message)}))
             log.warning("hung up on a source (sandbox %s) that sent no record", source.sandbox or "-")
             source.end.hang_up()
             return
-        if not source.rate.take(self._clock()):
+        now = self._clock()
+        if not source.rate.take(now, len(records)):
             source.end.hold(0.1)
-        if source.denials.counted(note.record, self._clock(), self._second()):
-            self._arm()
-            if note.id:
-                source.end.send(api.encode(api.Written(note.id)))
-        elif isinstance(note.record, CredentialRead) or note.id:
-            self._written(source, note.id, fields, refuse=isinstance(note.record, CredentialRead))
-        else:
-            self._note(source, fields)
+        for record, entry in zip(records, entries, strict=True):
+            if record.reason and source.denials.counted(record, now, self._second()):
+                self._arm()
+                if number:
+                    source.end.send(api.encode(api.Written(number)))
+            elif number or isinstance(record, CredentialRead):
+                self._written(source, number, entry, refuse=isinstance(record, CredentialRead))
+            else:
+                self._note(source, entry)
 
-    def _written(self, source: Source, number: int, fields: dict[str, Any], *, refuse: bool) -> None:
+    def _written(self, source: Source, number: int, entry: Entry, *, refuse: bool) -> None:
         assert source.end is not None
         answer: api.Answer = api.Written(number)
         if source.book.broken and refuse:
             answer = Refused(number, "conflict", f"no event of a credential is kept: {source.book.broken}")
         else:
             try:
-                source.book.write(fields)
+                source.book.write(entry)
                 self._arm()
             except OSError as error:
                 answer = Refused(number, "no_capacity", f"the record cannot be written: {error.strerror}")
         if number:
             source.end.send(api.encode(answer))
 
-    def _note(self, source: Source, fields: dict[str, Any]) -> None:
-        if source.book.note(fields):
+    def _note(self, source: Source, entry: Entry) -> None:
+        if source.book.note(entry):
             asyncio.get_running_loop().call_soon(source.book.flush)  # with whatever else came in this round: one write
         self._arm()
 
-    def _fields(self, source: Source, record: Kept) -> dict[str, Any]:
-        told: dict[str, Any] = msgspec.to_builtins(record)
-        claimed = told.pop("sandbox")
-        if not source.sandbox:
-            return {"at": self._stamp(), "sandbox": claimed, **told}
-        return {**self._stamped(source), **told} | ({"claimed": claimed} if claimed != source.sandbox else {})
+    def _entries(self, source: Source, records: Sequence[Kept]) -> list[Entry]:
+        """As they will stand: the record's own JSON behind what is known here. RecordRefused: one that no line can hold."""
+        stamp = self._stamp().encode()
+        known = b'{"at":"%s","generation":%d,' % (stamp, source.generation) if source.sandbox else b'{"at":"%s",' % stamp
+        found = []
+        for record in records:
+            if record.sandbox == source.sandbox or not source.sandbox:
+                entry = Entry(record.sandbox, known + _JSON.encode(record)[1:])
+            else:
+                told: dict[str, Any] = msgspec.to_builtins(record)
+                entry = self._told(source, {**told, "claimed": record.sandbox})
+            if len(entry.body) > _MOST_BODY:  # control characters take six bytes each
+                raise RecordRefused("a record that no line can hold")
+            found.append(entry)
+        return found
 
-    def _stamped(self, source: Source) -> dict[str, Any]:
-        return {"at": self._stamp(), "sandbox": source.sandbox, "generation": source.generation}
+    def _told(self, source: Source, fields: dict[str, Any]) -> Entry:
+        stamped = {"at": self._stamp(), "sandbox": source.sandbox, "generation": source.generation}
+        return Entry(source.sandbox, body_of({**fields, **stamped}))
 
     def _gone(self, key: tuple[str, str, int], source: Source) -> None:
         self._counted(source)
@@ -220,7 +232,7 @@ class Keeper:
 
     def _counted(self, source: Source) -> None:
         for fields in source.denials.flush():
-            self._note(source, {**self._stamped(source), **fields})
+            self._note(source, self._told(source, fields))
 
     # -- heads ---------------------------------------------------------------------------------------------------
     def _arm(self) -> None:

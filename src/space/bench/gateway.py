@@ -3,7 +3,9 @@
 A second of user and system time of all processes of a proxy: the gateway's are zygote, worker, dialer, broker and keeper of records, with
 a policy of methods and paths that judges every request, and a record of each; squid logs each and judges none, the others do neither.
 Clients and upstream are processes of their own and count for nobody. The proxies take turns in every round, so that what else the machine
-does hits all of them.
+does hits all of them. All of them speak TLS 1.3 with AES-256-GCM and X25519 on both sides, verify the upstream's certificate, send every
+request on (squid says TCP_MISS of each), and have the same clients, connections and upstream. Squid's helpers count with it; its key is
+ECDSA P-256 as the gateway's are, mitmproxy's is RSA, as it makes them.
 """
 
 from __future__ import annotations

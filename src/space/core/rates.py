@@ -14,12 +14,12 @@ class Bucket:
         self._left = float(burst)
         self._at: float | None = None
 
-    def take(self, now: float) -> bool:
-        """One token, if there is one."""
+    def take(self, now: float, count: int = 1) -> bool:
+        """So many tokens, if there is one; those that are not there are owed."""
         if self._at is not None:
             self._left = min(self._burst, self._left + (now - self._at) * self._rate)
         self._at = now
         if self._left < 1:
             return False
-        self._left -= 1
+        self._left -= count
         return True

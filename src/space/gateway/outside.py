@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from ipaddress import IPv4Address, IPv4Network
 
-from space.audit.records import Note, encode
+from space.audit.records import MOST_MESSAGE, MOST_TOGETHER, encode_record, together
 from space.core.policy import document
 from space.core.policy.kept import Kept
 from space.core.policy.synthetic import SyntheticAddresses
@@ -46,10 +46,18 @@ NO_POLICY = Stack(())
 
 
 class Outside:
-    """Within an event loop. changed: called when another policy holds. roots: the authorities of upstreams, as text."""
+    """Within an event loop. changed: called when another policy holds. roots: the authorities of upstreams, as text. unrecorded: called
+    when what has happened could not be recorded: whatever is open must end.
+    """
 
-    def __init__(self, sandbox: str, zygote: socket.socket, roots: str, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, sandbox: str, zygote: socket.socket, roots: str, changed: Callable[[], None], unrecorded: Callable[[Exception], None]
+    ) -> None:
         self._sandbox = sandbox
+        self._unrecorded = unrecorded
+        self._told: list[bytes] = []  # records of this turn of the loop
+        self._told_size = 0
+        self._behind = False  # the keeper did not take the last ones
         self._roots = roots
         self._changed = changed
         self._bundles: Mapping[str, str] = {}
@@ -116,10 +124,34 @@ class Outside:
         return Leaf(*await self._signer.leaf(name))
 
     def _record(self, record: Record) -> None:
+        data = encode_record(record)
+        if self._told_size + len(data) > MOST_MESSAGE - 3 or len(self._told) == MOST_TOGETHER:
+            self._tell()
+        self._told.append(data)
+        self._told_size += len(data)
+        if self._behind or self._audit is None:
+            self._tell()
+        elif len(self._told) == 1:
+            asyncio.get_running_loop().call_soon(self._tell_all)
+        self._count(record)
+
+    def _tell(self) -> None:
+        """One message of what has happened in this turn. Unavailable: it is not taken."""
+        told, self._told, self._told_size = self._told, [], 0
+        if not told:
+            return
+        self._behind = True
         if self._audit is None:
             raise Unavailable("there is no keeper of records")
-        self._audit.note(encode(Note(record)))
-        self._count(record)
+        self._audit.note(together(told))
+        self._behind = False
+
+    def _tell_all(self) -> None:
+        """At the end of a turn: before the loop writes what it was given to write."""
+        try:
+            self._tell()
+        except Unavailable as error:
+            self._unrecorded(error)
 
     async def _dial(self, target: str | IPv4Address, port: int) -> Dialled | DialRefused:
         if self._dialer is None:
@@ -186,6 +218,7 @@ class Outside:
 
     def flush(self) -> None:
         """Tell the counts, if they are others than the last that were told."""
+        self._tell_all()
         if self._counting is not None:
             self._counting.cancel()
             self._counting = None

@@ -54,6 +54,10 @@ class Worker:
         self._generation = ruling.generation
         self._each(lambda connection: connection.rejudge(ruling.stack))
 
+    def fail(self, error: Exception) -> None:
+        """Close every connection, as something that is wrong with all of them."""
+        self._each(lambda connection: connection.fail(error))
+
     def close(self) -> None:
         """Close every connection."""
         self._closed = True
@@ -70,8 +74,7 @@ class Worker:
                 self.changed()
             now = self.shared.clock()
         except Exception as error:  # noqa: BLE001 - without policy and time nothing is allowed
-            failure = error
-            self._each(lambda connection: connection.fail(failure))
+            self.fail(error)
         else:
             self._each(lambda connection: connection.sweep(now))
         self._flush()

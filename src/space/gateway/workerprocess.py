@@ -155,7 +155,7 @@ class Served:
         self._tidied = self._last
         self._listener = socket.socket(fileno=start.listener)
         self._dns_tcp: TcpServer | None = None
-        self.outside = Outside(start.sandbox, socket.socket(fileno=start.zygote), start.roots, self._changed)
+        self.outside = Outside(start.sandbox, socket.socket(fileno=start.zygote), start.roots, self._changed, self._unrecorded)
         _log_through(self.outside)
         words = self.outside.take_policy(start.policy_generation, start.policy)
         if start.policy is not None:
@@ -213,6 +213,9 @@ class Served:
 
     def _changed(self) -> None:
         self.worker.changed()
+
+    def _unrecorded(self, error: Exception) -> None:
+        self.worker.fail(error)
 
 
 class _Noticing(Responder):

@@ -11,7 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from space.audit.chain import MOST_LINE, Writer
-from space.audit.records import NameDecided, Note, RecordRefused, decode, encode
+from space.audit.records import (
+    MOST_TOGETHER,
+    Connected,
+    CredentialRead,
+    NameDecided,
+    Note,
+    RecordRefused,
+    decode,
+    decode_all,
+    encode,
+    encode_record,
+    together,
+)
 from space.rpc import audit_api
 
 _TEXT = st.text(max_size=20) | st.text(min_size=2040, max_size=2060)
@@ -31,6 +43,7 @@ _RECORD = st.fixed_dictionaries(
         "h": st.text(max_size=3),
     },
 )
+_NAMED = st.fixed_dictionaries({"type": st.just("name"), "sandbox": _TEXT, "name": _TEXT, "qtype": _INTEGER})
 _NOTE = st.fixed_dictionaries({"record": _RECORD}, optional={"id": _INTEGER, "at": _TEXT})
 
 
@@ -53,6 +66,34 @@ def test_arbitrary_messages_are_bounded_records_or_refused(message: dict[str, An
     assert line.count(b"\n") == 1
     assert len(line) <= MOST_LINE + 128
     assert decode(encode(note)) == note
+
+
+@settings(max_examples=300)
+@given(st.lists(_RECORD, max_size=4) | st.lists(_NAMED, max_size=4))
+def test_arbitrary_records_together_are_bounded_or_refused_as_a_whole(said: list[dict[str, Any]]) -> None:
+    try:
+        records, number = decode_all(msgspec.msgpack.encode(said))
+    except RecordRefused:
+        return
+    assert number == 0
+    assert len(records) == len(said)
+    for record in records:
+        assert not isinstance(record, CredentialRead)
+        assert decode(encode(Note(record))).record == record
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, MOST_TOGETHER])
+def test_records_that_go_together_are_what_went(count: int) -> None:
+    told = [Connected(sandbox="s", id=str(number), name="a.example.com", port=443, seconds=number / 3) for number in range(count)]
+    assert decode_all(together([encode_record(one) for one in told])) == (told, 0)
+
+
+def test_events_of_credentials_and_too_many_records_do_not_go_together() -> None:
+    read = msgspec.msgpack.encode([CredentialRead(sandbox="s", id="1", grant="g", name="a.example.com", port=443)])
+    many = together([encode_record(NameDecided(sandbox="s", name="a.example.com", qtype=1))] * (MOST_TOGETHER + 1))
+    for message in (read, many, b"\x90"):
+        with pytest.raises(RecordRefused):
+            decode_all(message)
 
 
 @pytest.mark.parametrize("depth", [10_000])
