@@ -20,7 +20,7 @@ from space.bench.wire import Wire
 from space.config.artefacts import Store, TemplateManifest
 from space.config.instance import DATA_ROOT
 from space.core.plan import machine
-from space.host import syscalls
+from space.host import clockrate, syscalls
 from space.model.errors import DeadlineExceeded, SpaceError
 
 _BOOT = 60.0
@@ -85,7 +85,7 @@ def _start(
     store: Store, manifest: TemplateManifest, accelerator: str, memory_mib: int, given: list[int], stderr: int
 ) -> subprocess.Popen[bytes]:
     root = store.path("qemu", manifest.qemu) / "root"
-    plan = machine.Machine(1, memory_mib, accelerator, _tsc_khz())
+    plan = machine.Machine(1, memory_mib, accelerator, *clockrate.tsc())
     argv = machine.qemu_argv(plan, machine.Descriptors(given[0], given[1], given[2], given[3], given[4], 0))
     paths = {
         machine.BINARY: str(root) + machine.BINARY,
@@ -136,13 +136,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(10)
     except subprocess.TimeoutExpired:
         raise DeadlineExceeded("the bare guest's QEMU does not end") from None
-
-
-def _tsc_khz() -> int:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("cpu MHz"):
-            return round(float(line.split(":")[1]) * 1000)
-    return 2_000_000
 
 
 def boot_to_first_exec(accelerator: str) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from space.config import snapshots as layout
 from space.core.plan import machine
-from space.host import files, namespaces, syscalls
+from space.host import clockrate, files, namespaces, syscalls
 from space.model.errors import Conflict, Gone, Internal, Unsupported
 from space.model.rootd import SandboxOp, StartVmm
 from space.rootd import jail, memory, sandboxes, slots, snapshots
@@ -160,7 +160,7 @@ def _plan(place: Place, record: Record, descriptors: tuple[int, ...], stderr: in
     manifest = store.template_by_digest(record.template)
     *numbers, tap = range(jail.FIRST_DESCRIPTOR, jail.FIRST_DESCRIPTOR + len(descriptors) + 1)
     given = dict(zip((*SOCKETS, "disk", "memory", "state"), numbers, strict=False))
-    plan = machine.Machine(record.cpus, record.memory_mib, record.accelerator, _tsc_khz(), restore=record.restored)
+    plan = machine.Machine(record.cpus, record.memory_mib, record.accelerator, *clockrate.tsc(), restore=record.restored)
     return jail.Jail(
         root=store.path("qemu", manifest.qemu) / "root",
         kernel=store.path("kernel", manifest.kernel) / "vmlinux",
@@ -236,11 +236,3 @@ def _fork_into_new_pids() -> int:
         return pid
     finally:
         os.close(own)
-
-
-def _tsc_khz() -> int:
-    """The host's clock rate, which an emulated guest sees as its own."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("cpu MHz"):
-            return round(float(line.split(":")[1]) * 1000)
-    return 2_000_000

@@ -53,7 +53,7 @@ def test_a_machine_that_differs_in_anything_is_refused_by_its_name(name: str) ->
 
 def test_the_fingerprint_is_of_devices_and_not_of_one_start() -> None:
     plan = machine.Machine(1, 256, "tcg", 2_400_000)
-    same = (replace(plan, tsc_khz=3_000_000), replace(plan, restore=True))
+    same = (replace(plan, tsc_khz=3_000_000), replace(plan, tsc_sure=True), replace(plan, restore=True))
     found = snapshots.fingerprint(machine.devices(plan))
     assert {snapshots.fingerprint(machine.devices(each)) for each in same} == {found}
     for other in (replace(plan, cpus=2), replace(plan, memory_mib=512), replace(plan, accelerator="kvm")):

@@ -45,6 +45,12 @@ def test_emulated_guest_is_told_the_clock_and_one_under_kvm_is_not() -> None:
     assert "tsc_early_khz" not in kernel_arguments(Machine(1, 512, "kvm", 123))
 
 
+def test_only_a_rate_that_is_sure_is_kept_when_ticks_come_late() -> None:
+    assert "tsc=reliable" in kernel_arguments(Machine(1, 512, "tcg", 123, tsc_sure=True)).split()
+    for other in (Machine(1, 512, "tcg", 123), Machine(1, 512, "kvm", 123, tsc_sure=True)):
+        assert "tsc=reliable" not in kernel_arguments(other)
+
+
 @settings(deadline=None)  # a busy machine is no fault of the plan
 @given(_MACHINES)
 def test_every_plan_denies_what_the_jail_relies_on(machine: Machine) -> None:
