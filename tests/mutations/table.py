@@ -288,8 +288,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("method-override", "    if override is not None and _narrowed(stack, asked):", "    if False:", _REQUESTS),
         (
             "forwarded-host",
-            "    fields = [field for field in head.end_to_end() if field[0] not in dropped]",
-            "    fields = [*head.end_to_end()]",
+            "    kept = [field for field in request_end_to_end(fields, options) if field[0] not in dropped]",
+            "    kept = [*request_end_to_end(fields, options)]",
             _REQUESTS,
         ),
     ),

@@ -132,8 +132,9 @@ def encode(note: Note) -> bytes:
 
 
 def encode_record(record: Record) -> bytes:
-    """One of several that go together, without ids (`together`). RecordRefused, likewise."""
-    return _encoded(record, record, 0)
+    """One of several that go together, without ids (`together`). RecordRefused: too long. Its numbers are the caller's own counts."""
+    data = _ENCODER.encode(record)
+    return data if len(data) <= _MOST_TEXT else _encoded(record, record, 0)
 
 
 def together(records: list[bytes]) -> bytes:
@@ -180,8 +181,9 @@ def _bounded(record: Kept, number: int, size: int) -> None:
         raise RecordRefused("the id of a note is not within 0 to 2^53")
     for field in record.__struct_fields__ if size > _MOST_TEXT else _NOT_TEXTS[type(record)]:
         value = getattr(record, field)
-        if value:  # what is empty, zero or false is bounded
-            _check(field, value)
+        kind = type(value)
+        if not ((kind is int and 0 <= value < 1 << 63) or (kind is float and 0 <= value < math.inf) or (kind is tuple and not value)):
+            _check(field, value)  # most are these
 
 
 def _not_texts(kind: type[msgspec.Struct]) -> tuple[str, ...]:

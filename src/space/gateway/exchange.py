@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from space.core.policy.agreement import Flow
 from space.core.policy.verdict import Allow, Asked
 from space.core.wire.bodies import Body, chunk
-from space.core.wire.http1 import CHUNKED, Framing, HeadReader, RequestHead, ResponseHead, write_response
+from space.core.wire.http1 import (
+    CHUNKED,
+    NO_BODY,
+    Field,
+    Framing,
+    HeadReader,
+    RequestHead,
+    ResponseHead,
+    response_end_to_end,
+    write_response,
+    written,
+)
 from space.gateway.budgets import Budget
 from space.gateway.judgement import Admitted, Refused, query_keys
 from space.gateway.records import MOST_PATH, Requested
@@ -14,6 +27,7 @@ from space.gateway.websocket import Frames
 MOST_INTERIM = 16
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Of no one reply: another place to speak to, past the gateway.
+NOTHING = Body(NO_BODY)  # of every request that has none: it is over, and is given nothing
 STRIPPED = frozenset({b"alt-svc"})
 
 
@@ -31,7 +45,7 @@ class Exchange:
         self.id = ident
         self.started = self.since = now
         self.generation = generation
-        self.body = Body(head.framing)
+        self.body = NOTHING if head.framing.kind == "none" else Body(head.framing)
         self.pieces: list[bytes] = []
         self.asked: Asked | None = None
         self.verdict: Allow | None = None
@@ -107,10 +121,17 @@ def reply_framing(reply: ResponseHead) -> Framing:
 
 def reply_bytes(reply: ResponseHead, *, bare: bool, close: bool) -> bytes:
     """The head of a reply. bare: to HEAD; its length is then of the body that is not there."""
-    fields = [field for field in reply.end_to_end() if field[0] not in STRIPPED]
-    if bare or reply.status == 304:
-        fields += [field for field in reply.fields if field[0] == b"content-length"]
+    fields = _told_on(reply.fields, reply.options, bare or reply.status == 304)
     return write_response(reply.status, reply.reason, fields, reply_framing(reply), close=close)
+
+
+@lru_cache(16)
+def _told_on(fields: tuple[Field, ...], options: frozenset[bytes], length: bool) -> bytes:
+    """The fields of a reply as the guest gets them. length: with what they say of it."""
+    kept = [field for field in response_end_to_end(fields, options) if field[0] not in STRIPPED]
+    if length:
+        kept += [field for field in fields if field[0] == b"content-length"]
+    return written(kept)
 
 
 def switched_bytes(reply: ResponseHead, accept: bytes | None) -> bytes | None:

@@ -16,7 +16,7 @@ from space.core.policy.agreement import Flow
 from space.core.policy.verdict import Deny, Stack
 from space.core.wire.bodies import BadBody, Body
 from space.core.wire.http1 import BadHead, HeadReader, RequestHead
-from space.gateway.exchange import CONTINUE, MOST_INTERIM, Exchange, framed, reply_bytes, reply_framing, switched_bytes
+from space.gateway.exchange import CONTINUE, MOST_INTERIM, NOTHING, Exchange, framed, reply_bytes, reply_framing, switched_bytes
 from space.gateway.judgement import Refused, judge, refusal, request_bytes
 from space.gateway.peer import Peer
 from space.gateway.shared import Shared, UpstreamFailed, agreed, log
@@ -105,12 +105,15 @@ class HttpSession(Stage):
             self._refuse(exchange, judged)
             return
         exchange.admit(judged)
-        try:  # before anybody is dialled: a body that breaks its framing at once is part of a bad head
-            exchange.pieces = exchange.body.receive(rest)
-        except BadBody as bad:
-            self._refuse(exchange, Refused(bad.status, bad.reason, close=True, error="bad_request"))
-            return
-        self._held = exchange.body.rest
+        if exchange.body is NOTHING:
+            self._held = rest
+        else:
+            try:  # before anybody is dialled: a body that breaks its framing at once is part of a bad head
+                exchange.pieces = exchange.body.receive(rest)
+            except BadBody as bad:
+                self._refuse(exchange, Refused(bad.status, bad.reason, close=True, error="bad_request"))
+                return
+            self._held = exchange.body.rest
         if self._held:
             self.guest.hold(Peer.QUEUE)
         if self.upstream is None or judged.verdict.ask:

@@ -17,7 +17,18 @@ import msgspec
 from space.core.policy.agreement import STATUS, Flow, of_request
 from space.core.policy.paths import Path
 from space.core.policy.verdict import Allow, Asked, Deny, Stack
-from space.core.wire.http1 import CHUNKED, NO_BODY, BadHead, Field, Framing, RequestHead, write_request, write_response
+from space.core.wire.http1 import (
+    CHUNKED,
+    NO_BODY,
+    BadHead,
+    Field,
+    Framing,
+    RequestHead,
+    request_end_to_end,
+    write_request,
+    write_response,
+    written,
+)
 from space.core.wire.http2 import StreamHead
 from space.gateway.budgets import Budget
 from space.gateway.budgets import of_request as budgets_of
@@ -99,13 +110,21 @@ def _telling(fields: tuple[Field, ...]) -> tuple[bool, str | None]:
 
 def request_bytes(flow: Flow, head: RequestHead, path: Path, framing: Framing, *, websocket: bool) -> bytes:
     """The head as it is sent on: for the flow's name, in the form that was judged."""
+    expects = head.expects_continue and framing.kind != "none" and not websocket
+    fields = _sent_on(head.fields, head.options, websocket, expects)
+    return write_request(head.method, path.target.encode("ascii"), flow.authority, fields, framing)
+
+
+@lru_cache(16)
+def _sent_on(fields: tuple[Field, ...], options: frozenset[bytes], websocket: bool, expects: bool) -> bytes:
+    """The fields of a request as they are sent on. A client says the same ones many a time."""
     dropped = _DROPPED | _WEBSOCKET_DROPPED if websocket else _DROPPED
-    fields = [field for field in head.end_to_end() if field[0] not in dropped]
+    kept = [field for field in request_end_to_end(fields, options) if field[0] not in dropped]
     if websocket:
-        fields += [(b"connection", b"upgrade"), (b"upgrade", b"websocket")]
-    elif head.expects_continue and framing.kind != "none":
-        fields.append((b"expect", b"100-continue"))
-    return write_request(head.method, path.target.encode("ascii"), _authority(flow), fields, framing)
+        kept += [(b"connection", b"upgrade"), (b"upgrade", b"websocket")]
+    elif expects:
+        kept.append((b"expect", b"100-continue"))
+    return written(kept)
 
 
 def stream_request(head: StreamHead, *, ended: bool) -> RequestHead:
@@ -124,7 +143,7 @@ def request_fields(flow: Flow, head: RequestHead, path: Path) -> list[Field]:
     fields = [
         (b":method", head.method),
         (b":scheme", b"https"),
-        (b":authority", _authority(flow)),
+        (b":authority", flow.authority),
         (b":path", path.target.encode("ascii")),
         *[field for field in head.end_to_end() if field[0] not in _DROPPED],
     ]
@@ -133,11 +152,6 @@ def request_fields(flow: Flow, head: RequestHead, path: Path) -> list[Field]:
     if any(name == b"te" for name, _ in head.fields):
         fields.append((b"te", b"trailers"))
     return fields
-
-
-def _authority(flow: Flow) -> bytes:
-    usual = 443 if flow.secure else 80
-    return (flow.name if flow.port == usual else f"{flow.name}:{flow.port}").encode("ascii")
 
 
 def query_keys(path: Path) -> tuple[str, ...]:

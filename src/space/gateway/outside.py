@@ -201,11 +201,11 @@ class Outside:
     def _count(self, record: Record) -> None:
         totals = self._totals
         match record:
-            case NameDecided():
-                totals["names"] += 1
-                totals["denied"] += bool(record.reason)
             case Requested():
                 totals["requests"] += 1
+                totals["denied"] += bool(record.reason)
+            case NameDecided():
+                totals["names"] += 1
                 totals["denied"] += bool(record.reason)
             case Connected():
                 totals["connections"] += 1

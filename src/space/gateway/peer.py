@@ -221,9 +221,8 @@ class Peer(asyncio.Protocol):
             try:
                 data = tls.receive(data)
             finally:  # an alert says why
-                out = tls.outgoing()
-                if out:
-                    self.send_raw(out)
+                if tls.out.pending:
+                    self.send_raw(tls.outgoing())
             if not before and tls.secured:
                 self.owner.secured(self)
             if data:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Literal
 
 from space.gateway import chains
@@ -116,14 +117,17 @@ class Contexts:
 
 
 class Tls:
-    """One end of a connection. secured: the handshake is over. ended: the peer has said that it sends no more."""
+    """One end of a connection. secured: the handshake is over. ended: the peer has said that it sends no more. out: what is to be sent."""
 
-    __slots__ = ("_in", "_object", "_out", "ended", "secured")
+    __slots__ = ("_in", "_object", "_read", "_write", "ended", "out", "secured")
 
     def __init__(self, context: ssl.SSLContext, *, server_side: bool, name: str | None = None) -> None:
         self._in = ssl.MemoryBIO()
-        self._out = ssl.MemoryBIO()
-        self._object = context.wrap_bio(self._in, self._out, server_side=server_side, server_hostname=name)
+        self.out = ssl.MemoryBIO()
+        self._object = context.wrap_bio(self._in, self.out, server_side=server_side, server_hostname=name)
+        within = getattr(self._object, "_sslobj", self._object)  # the methods that its own call, without its call
+        self._read: Callable[[int], bytes] = within.read
+        self._write: Callable[[bytes], int] = within.write
         self.secured = False
         self.ended = False
 
@@ -135,7 +139,7 @@ class Tls:
     def start(self) -> bytes:
         """What a client says first."""
         self._handshake()
-        return self._out.read()
+        return self.out.read()
 
     def receive(self, data: bytes) -> bytes:
         """The plain text in `data`. What is to be sent because of it: `outgoing`. ssl.SSLError."""
@@ -144,7 +148,7 @@ class Tls:
             self._handshake()
             if not self.secured or not self._in.pending:
                 return b""
-        read, incoming = self._object.read, self._in
+        read, incoming = self._read, self._in
         try:
             first = read(_PIECE)
             if not first:
@@ -168,18 +172,18 @@ class Tls:
 
     def outgoing(self) -> bytes:
         """What the library wants sent."""
-        return self._out.read() if self._out.pending else b""
+        return self.out.read() if self.out.pending else b""
 
     def send(self, data: bytes) -> bytes:
         """Plain text as it goes over the wire."""
-        self._object.write(data)
-        return self._out.read()
+        self._write(data)
+        return self.out.read()
 
     def close(self) -> bytes:
         """The last thing said: close_notify."""
         with contextlib.suppress(ssl.SSLError):  # the peer's own is not waited for
             self._object.unwrap()
-        return self._out.read()
+        return self.out.read()
 
     def _handshake(self) -> None:
         try:

@@ -7,7 +7,7 @@ the guest says. What is judged here is whether SNI and authority say the same. A
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from space.core.policy.names import NameRefused, canon
@@ -42,11 +42,19 @@ STATUS: dict[Disagreement, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """A connection as its accepting socket tells it: the name of the synthetic address, and the port. secure: TLS is spoken on it."""
+    """A connection as its accepting socket tells it: the name of the synthetic address, and the port. secure: TLS is spoken on it.
+
+    authority: as it is written in requests, without a port that is the scheme's own.
+    """
 
     name: str
     port: int
     secure: bool
+    authority: bytes = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        usual = self.port == (443 if self.secure else 80)
+        object.__setattr__(self, "authority", (self.name if usual else f"{self.name}:{self.port}").encode("ascii"))
 
 
 def of_hello(flow: Flow, hello: ClientHello) -> Disagreement | None:
@@ -64,6 +72,8 @@ def of_hello(flow: Flow, hello: ClientHello) -> Disagreement | None:
 
 def of_authority(flow: Flow, authority: bytes) -> Disagreement | None:
     """Whether `host[:port]` (a Host field, or :authority) is the flow's. A port that is left out is the scheme's own."""
+    if authority == flow.authority:  # as most write it
+        return None
     found = _AUTHORITY.match(authority)
     if found is None:
         return "authority_invalid"

@@ -120,18 +120,31 @@ class Layer:
 
     def request(self, asked: Asked) -> Verdict:
         """The first rule that allows it in every reading of its path; without one, the denial of the rule that came nearest."""
+        if asked.method.upper() in _ECHOING:
+            return self._trace(asked)
+        port, scheme, rules = asked.port, asked.scheme, self.rules(asked.name)
+        for rule in rules:
+            if rule.port == port:
+                if rule.scheme == scheme and _missed(rule, asked) is None:  # as most are
+                    return self._allow(rule)
+                break
+        return self._nearest(asked, rules)
+
+    def _trace(self, asked: Asked) -> Verdict:
+        nearest = self.flow(asked.name, asked.port)
+        return nearest if isinstance(nearest, Deny) else self._deny("trace", nearest.rule)
+
+    def _nearest(self, asked: Asked, rules: tuple[Rule, ...]) -> Verdict:
         nearest = self.flow(asked.name, asked.port)
         if isinstance(nearest, Deny):
             return nearest
-        if asked.method.upper() in _ECHOING:
-            return self._deny("trace", nearest.rule)
         if nearest.rule is None:
             return Allow(None, asked.scheme)
         if nearest.scheme != asked.scheme:
             return self._deny("scheme_not_allowed", nearest.rule)
         why: Reason = "port_not_allowed"
         near, far = nearest.rule, -1
-        for rule in self.rules(asked.name):
+        for rule in rules:
             if rule.port != asked.port:
                 continue
             missed = _missed(rule, asked)

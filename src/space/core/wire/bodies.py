@@ -46,12 +46,14 @@ class Body:
                 pieces = [data] if data else []
             case "length":
                 pieces = [data[: self._left]] if data else []
-                self._left -= len(data[: self._left])
-                if not self._left:
-                    self._finish(data[len(pieces[0]) if pieces else 0 :])
+                if len(data) < self._left:
+                    self._left -= len(data)
+                else:
+                    self._finish(data[self._left :])
+                    self._left = 0
             case _:
                 pieces = self._chunks(data)
-        self.taken += sum(map(len, pieces))
+        self.taken += len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
         return pieces
 
     def eof(self) -> None:

@@ -76,7 +76,8 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
     @classmethod
     def parse(cls, head: bytes) -> RequestHead:
         """From a whole head, its empty line included. BadHead."""
-        line, block = _split(head)
+        line, _, rest = head.partition(b"\r\n")
+        block = rest[:-2]
         found = _REQUEST.match(line)
         if found is None:
             raise BadHead("request_line", "the request line is not `METHOD target HTTP/1.1`")
@@ -96,7 +97,7 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
 
     def end_to_end(self) -> tuple[Field, ...]:
         """The fields that are for the origin, without Host and length: those are written anew."""
-        return _end_to_end(self.fields, self.options, _WRITTEN_ANEW)
+        return request_end_to_end(self.fields, self.options)
 
 
 class ResponseHead(msgspec.Struct, frozen=True, gc=False):
@@ -110,11 +111,13 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
     keep_alive: bool
 
     @classmethod
+    @lru_cache(16)
     def parse_for(cls, method: bytes) -> Callable[[bytes], ResponseHead]:
         """A parser of the response to a request with that method."""
 
         def parse(head: bytes) -> ResponseHead:
-            line, block = _split(head)
+            line, _, rest = head.partition(b"\r\n")
+            block = rest[:-2]
             found = _STATUS.match(line)
             if found is None:
                 raise BadHead("status_line", "the status line is not `HTTP/1.1 status reason`", 502)
@@ -132,7 +135,7 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
 
     def end_to_end(self) -> tuple[Field, ...]:
         """The fields that are for the client, without length."""
-        return _end_to_end(self.fields, self.options, _LENGTH)
+        return response_end_to_end(self.fields, self.options)
 
 
 class _Head(Protocol):
@@ -182,18 +185,20 @@ class HeadReader(Generic[H]):
         return self._parse(head)
 
 
-def write_request(method: bytes, target: bytes, host: bytes, fields: Iterable[Field], framing: Framing) -> bytes:
-    """A request's head, with the length or coding that `framing` says."""
-    return b"".join((method, b" ", target, b" HTTP/1.1\r\nhost: ", host, b"\r\n", _written(fields), _framed(framing), b"\r\n"))
+def write_request(method: bytes, target: bytes, host: bytes, fields: Iterable[Field] | bytes, framing: Framing) -> bytes:
+    """A request's head, with the length or coding that `framing` says. fields: or what they are `written` as."""
+    told = fields if isinstance(fields, bytes) else written(fields)
+    return b"%s %s HTTP/1.1\r\nhost: %s\r\n%s%s\r\n" % (method, target, host, told, _framed(framing))
 
 
-def write_response(status: int, reason: bytes, fields: Iterable[Field], framing: Framing, *, close: bool = False) -> bytes:
-    """A response's head."""
-    line = b"HTTP/1.1 %d %s\r\n" % (status, reason)
-    return b"".join((line, _written(fields), _framed(framing), b"connection: close\r\n" if close else b"", b"\r\n"))
+def write_response(status: int, reason: bytes, fields: Iterable[Field] | bytes, framing: Framing, *, close: bool = False) -> bytes:
+    """A response's head, likewise."""
+    told = fields if isinstance(fields, bytes) else written(fields)
+    return b"HTTP/1.1 %d %s\r\n%s%s%s\r\n" % (status, reason, told, _framed(framing), b"connection: close\r\n" if close else b"")
 
 
-def _written(fields: Iterable[Field]) -> bytes:
+def written(fields: Iterable[Field]) -> bytes:
+    """Fields as they stand in a head."""
     return b"".join([b"%s: %s\r\n" % field for field in fields])
 
 
@@ -201,11 +206,6 @@ def _framed(framing: Framing) -> bytes:
     if framing.kind == "length":
         return b"content-length: %d\r\n" % (framing.length or 0)
     return b"transfer-encoding: chunked\r\n" if framing.kind == "chunked" else b""
-
-
-def _split(head: bytes) -> tuple[bytes, bytes]:
-    line, _, rest = head.partition(b"\r\n")
-    return line, rest[:-2]
 
 
 def _fields(block: bytes, status: int) -> tuple[Field, ...]:
@@ -310,6 +310,16 @@ def _response_framing(length: int | None, status: int, method: bytes, *, chunked
     if chunked:
         return CHUNKED
     return UNTIL_CLOSE if length is None else Framing("length", length)
+
+
+def request_end_to_end(fields: tuple[Field, ...], options: frozenset[bytes]) -> tuple[Field, ...]:
+    """`RequestHead.end_to_end`, of its fields and options."""
+    return _end_to_end(fields, options, _WRITTEN_ANEW)
+
+
+def response_end_to_end(fields: tuple[Field, ...], options: frozenset[bytes]) -> tuple[Field, ...]:
+    """`ResponseHead.end_to_end`, likewise."""
+    return _end_to_end(fields, options, _LENGTH)
 
 
 @lru_cache(16)
