@@ -8,100 +8,107 @@ knows it from the socket. `decode_all` is the boundary: whatever it returns has 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 Kind = Literal["name", "connection", "request", "credential", "dial"]
 MOST_PATH = 1024
 MOST_MESSAGE = 16_384
 _MOST_TEXT = 2048
 _MOST_KEYS = 256
+# What stands here is what `decode_all` lets pass.
+Text = Annotated[str, Meta(max_length=_MOST_TEXT)]
+Keys = Annotated[tuple[Text, ...], Meta(max_length=_MOST_KEYS)]
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Seconds = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 
 
 class NameDecided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False, tag="name"):
     """A DNS query. address: what the guest was told. reason: why it was refused."""
 
-    sandbox: str
-    name: str
-    qtype: int
-    reason: str = ""
-    rule: str = ""
+    sandbox: Text
+    name: Text
+    qtype: Count
+    reason: Text = ""
+    rule: Text = ""
     recorded: bool = False
-    address: str = ""
+    address: Text = ""
 
 
 class Connected(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False, tag="connection"):
     """A connection that has ended. reason: why, empty when both sides were done. sent, received: bytes as the guest's side saw them."""
 
-    sandbox: str
-    id: str
-    name: str
-    port: int
-    scheme: str = ""
-    rule: str = ""
+    sandbox: Text
+    id: Text
+    name: Text
+    port: Count
+    scheme: Text = ""
+    rule: Text = ""
     recorded: bool = False
-    reason: str = ""
-    requests: int = 0
-    sent: int = 0
-    received: int = 0
-    seconds: float = 0.0
-    upstream: str = ""
+    reason: Text = ""
+    requests: Count = 0
+    sent: Count = 0
+    received: Count = 0
+    seconds: Seconds = 0.0
+    upstream: Text = ""
 
 
 class Requested(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False, tag="request"):
     """A request that has ended. query: keys. status: what the guest was answered. sent, received: bytes toward and from the upstream."""
 
-    sandbox: str
-    id: str
-    name: str
-    port: int
-    method: str = ""
-    path: str = ""
-    query: tuple[str, ...] = ()
-    status: int = 0
-    rule: str = ""
+    sandbox: Text
+    id: Text
+    name: Text
+    port: Count
+    method: Text = ""
+    path: Text = ""
+    query: Keys = ()
+    status: Count = 0
+    rule: Text = ""
     recorded: bool = False
-    reason: str = ""
-    sent: int = 0
-    received: int = 0
-    seconds: float = 0.0
-    upstream: str = ""
+    reason: Text = ""
+    sent: Count = 0
+    received: Count = 0
+    seconds: Seconds = 0.0
+    upstream: Text = ""
 
 
 class Repeated(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False, tag="repeated"):
     """Denials that were counted instead of written. of: the kind of record."""
 
-    sandbox: str
+    sandbox: Text
     of: Kind
-    reason: str
-    count: int
+    reason: Text
+    count: Count
 
 
 class CredentialRead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False, tag="credential"):
     """A grant was asked for, before anything was released. reason: why it was refused. version: of the secret; never a part of it."""
 
-    sandbox: str
-    id: str
-    grant: str
-    name: str
-    port: int
-    method: str = ""
-    path: str = ""
-    version: int = 0
-    reason: str = ""
+    sandbox: Text
+    id: Text
+    grant: Text
+    name: Text
+    port: Count
+    method: Text = ""
+    path: Text = ""
+    version: Count = 0
+    reason: Text = ""
 
 
 class Dialled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False, tag="dial"):
     """The dialler's own word on a connection that was asked of it. address: the checked one. reason: why there is none."""
 
-    sandbox: str
-    name: str
-    port: int
-    address: str = ""
-    reason: str = ""
-    seconds: float = 0.0
+    sandbox: Text
+    name: Text
+    port: Count
+    address: Text = ""
+    reason: Text = ""
+    seconds: Seconds = 0.0
 
 
 Record = NameDecided | Connected | Requested | Repeated
@@ -114,7 +121,7 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     record: Kept
-    id: int = 0
+    id: Annotated[int, Meta(ge=0, lt=1 << 53)] = 0
 
 
 MOST_TOGETHER = 64  # records of one message
@@ -162,8 +169,6 @@ def decode_all(message: bytes) -> tuple[Sequence[Kept], int]:
     records, number = (said, 0) if isinstance(said, list) else ((said.record,), said.id)
     if not 0 < len(records) <= MOST_TOGETHER:
         raise RecordRefused(f"{len(records)} records together, 1 to {MOST_TOGETHER} are possible")
-    for record in records:
-        _bounded(record, number, len(message))
     return records, number
 
 
@@ -171,26 +176,11 @@ def _encoded(said: Note | Record, record: Kept, number: int) -> bytes:
     data = _ENCODER.encode(said)
     if len(data) > MOST_MESSAGE:
         raise RecordRefused(f"a record of {len(data)} bytes, at most {MOST_MESSAGE} are possible")
-    _bounded(record, number, len(data))
-    return data
-
-
-def _bounded(record: Kept, number: int, size: int) -> None:
-    """size: of the message, in which no text can be longer than it is."""
-    if number and not 0 <= number < 1 << 53:
+    if not 0 <= number < 1 << 53:
         raise RecordRefused("the id of a note is not within 0 to 2^53")
-    for field in record.__struct_fields__ if size > _MOST_TEXT else _NOT_TEXTS[type(record)]:
-        value = getattr(record, field)
-        kind = type(value)
-        if not ((kind is int and 0 <= value < 1 << 63) or (kind is float and 0 <= value < math.inf) or (kind is tuple and not value)):
-            _check(field, value)  # most are these
-
-
-def _not_texts(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    return tuple(field.name for field in msgspec.structs.fields(kind) if field.type not in (str, bool, Kind))
-
-
-_NOT_TEXTS = {kind: _not_texts(kind) for kind in (NameDecided, Connected, Requested, Repeated, CredentialRead, Dialled)}
+    for field in record.__struct_fields__:
+        _check(field, getattr(record, field))
+    return data
 
 
 def _check(field: str, value: object) -> None:

@@ -46,10 +46,11 @@ class Book:
         """Whether something is not vouched for."""
         return self.file.end != self.vouched or bool(self._pending)
 
-    def note(self, entry: Entry) -> bool:
-        """For the next `flush`; whether it is the first."""
-        self._pending.append(entry)
-        return len(self._pending) == 1
+    def note(self, entries: Iterable[Entry]) -> bool:
+        """For the next `flush`; whether they are the first."""
+        first = not self._pending
+        self._pending += entries
+        return first
 
     def flush(self) -> None:
         """Write what is pending; what cannot be written is counted."""
