@@ -33,14 +33,26 @@ class Walled:
 
     def root(self, script: str, asked: Any = None, *, seconds: float = 120) -> Any:
         """Run one of the scripts beside this as root; what it asks for goes in as JSON, what it found comes out as JSON."""
-        if script not in self.scripts:
-            for name in ("common", script):
-                self.sandbox.files.write(f"{_THERE}/{name}.py", (SCRIPTS / f"{name}.py").read_text(), parents=True, user="root")
-            self.scripts.add(script)
+        self._bring(script)
         words = ["python3", "-m", f"tests.security.guest.{script}"]
         result = self.sandbox.run(words, user="root", stdin=json.dumps(asked).encode(), timeout=seconds, cwd="/root/attack")
         assert result.ok, (result.text[-3000:], result.error_text[-3000:])
         return json.loads(result.text.splitlines()[-1])
+
+    def start(self, script: str, *words: str) -> space.Process:
+        """The same in the background, with words for it."""
+        self._bring(script)
+        return self.sandbox.start(["python3", "-u", "-m", f"tests.security.guest.{script}", *words], user="root", cwd="/root/attack")
+
+    @staticmethod
+    def output(process: space.Process) -> bytes:
+        """What it has said so far."""
+        return b"".join(one.data for one in process.output(0, 0, follow=False) if isinstance(one, space.Output))
+
+    def _bring(self, script: str) -> None:
+        for name in {"common", script} - self.scripts:
+            self.sandbox.files.write(f"{_THERE}/{name}.py", (SCRIPTS / f"{name}.py").read_text(), parents=True, user="root")
+            self.scripts.add(name)
 
     def sh(self, script: str, *, user: str = "root", seconds: float = 120) -> tuple[int, str]:
         """A shell's exit status and words, both streams."""
