@@ -30,6 +30,8 @@ def add_to(app: typer.Typer) -> None:
     group.command("tag", epilog=examples("space template tag numbers:v2 numbers:latest"))(tag)
     group.command("delete", epilog=examples("space template delete numbers:v1"))(delete)
     group.command("rebake", epilog=examples("space template rebake numbers"))(rebake)
+    group.command("export", epilog=examples("space template export numbers:v2 numbers.space"))(export)
+    group.command("import", epilog=examples("space template import numbers.space numbers:v2"))(import_)
     app.add_typer(group, name="template")
     app.command("prune", epilog=examples("space prune --dry-run", "space prune --keep 86400"))(prune)
 
@@ -137,6 +139,28 @@ def rebake(context: typer.Context, template: Reference) -> None:
     """Make a template's disk boot with what the server's machine has now."""
     with of(context).client() as client:
         found = client.rebake_template(template)
+    print_json(found) if of(context).json else emit(f"{found['digest']}\n")
+
+
+def export(
+    context: typer.Context,
+    template: Reference,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What to write; it is not there yet.")],
+) -> None:
+    """Write a template to one file, without the holes of its disk, for another machine or for later."""
+    with of(context).client() as client:
+        size = client.export_template(template, file)
+    print_json({"file": str(file), "bytes": size}) if of(context).json else note(f"{file}: {size / (1 << 20):.1f} MiB")
+
+
+def import_(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What an export wrote.")],
+    template: Annotated[str, typer.Argument(metavar="NAME[:TAG]", help="What leads to it.")],
+) -> None:
+    """Make a template of such a file; it boots with what the server's machine has."""
+    with of(context).client() as client:
+        found = client.import_template(file, template)
     print_json(found) if of(context).json else emit(f"{found['digest']}\n")
 
 

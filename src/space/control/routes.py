@@ -7,6 +7,7 @@ authentication and its tenant check.
 from __future__ import annotations
 
 from space.control import (
+    bundles,
     handlers,
     prometheus,
     routes_egress_log,
@@ -242,4 +243,5 @@ ROUTES: tuple[Route, ...] = (
     *routes_tenants.ROUTES,
     *routes_egress_log.ROUTES,
     *routes_templates.ROUTES,
+    *bundles.ROUTES,
 )

@@ -24,7 +24,7 @@ from space.control.store.store import Store
 from space.control.wire_templates import BuildInfo, BuildRequest, DownloadInfo, PlanInfo, TemplateInfo
 from space.core.template import plan
 from space.core.template.model import FromDebian, FromTemplate, Recipe
-from space.core.template.recipe import RecipeRefused, parse, reference
+from space.core.template.recipe import MOST_DISK_MIB, RecipeRefused, parse, reference
 from space.core.wire.events import Data, Message
 from space.model.errors import Conflict, InvalidArgument, NoCapacity, NotFound, PermissionDenied, SpaceError, Unavailable
 from space.model.ids import template_name
@@ -175,6 +175,16 @@ class Templates:
     async def prune(self, keep_seconds: int, *, dry_run: bool) -> api.Pruned:
         """Drop what builds keep."""
         return await self._link.call("prune", api.Prune(keep_seconds, dry_run), api.Pruned, seconds=600.0)
+
+    async def room(self, tenant: str, name: str) -> int:
+        """MiB that the disk of one more template of that name may have. PermissionDenied for a shipped name."""
+        await self._check_name(name)
+        return MOST_DISK_MIB
+
+    async def arrived(self, tenant: str, name: str, tag: str, made: api.TemplateInfo) -> TemplateInfo:
+        """A template that came as a file has a name."""
+        await self._point(tenant, name, tag, made.digest)
+        return self._info(tenant, made)
 
     # -- builds --------------------------------------------------------------------------------------------------
 

@@ -69,12 +69,21 @@ class Builds:
             layers = plan.layers(recipe, base.digest, asked.inputs, asked.downloads, salt=asked.tenant)
         except plan.InputMissing as error:
             raise InvalidArgument(str(error)) from None
+        return await self._build(stream, asked.tenant, recipe, base, layers)
+
+    async def over(self, stream: Stream, tenant: str, recipe: Recipe, base: TemplateManifest) -> TemplateManifest:
+        """The template of a recipe that brings nothing along, over a template that stands; all else is that one's."""
+        return await self._build(stream, tenant, recipe, base, plan.layers(recipe, base.digest, {}, salt=tenant))
+
+    async def _build(
+        self, stream: Stream, tenant: str, recipe: Recipe, base: TemplateManifest, layers: tuple[plan.Layer, ...]
+    ) -> TemplateManifest:
         if len(self._running) >= _MOST_BUILDS:
             raise NoCapacity(f"{len(self._running)} builds run on this node", hint="wait for one to end")
         name = new_sandbox_id()
         self._running.add(name)
         try:
-            return await _Build(self._around, self._store, stream, asked.tenant, recipe, base, layers).run(name)
+            return await _Build(self._around, self._store, stream, tenant, recipe, base, layers).run(name)
         finally:
             self._running.discard(name)
 

@@ -25,6 +25,7 @@ from space.model.rootd import SandboxOp
 from space.model.sandbox import DEFAULT_TEMPLATE, MIB, Phase
 from space.node import builder, limits, probe
 from space.node.builder import Builds
+from space.node.bundles import Bundles
 from space.node.guest import environment_fits
 from space.node.ledger import Record
 from space.node.sandbox import Sandbox
@@ -50,6 +51,7 @@ class Node:
         self._background: set[asyncio.Task[None]] = set()
         self.templates = Templates(around, store)
         self.builds = Builds(around, store)
+        self.bundles = Bundles(around, store, self.templates, self.builds)
         around.accelerators.probe_with(lambda kernel: probe.probe_kvm(around, store, kernel))
 
     # -- sandboxes -----------------------------------------------------------------------------------------------
@@ -218,6 +220,7 @@ class Node:
                     self._in_background(self._destroy_orphan(SandboxOp(orphan.sandbox, orphan.generation), orphan.slot))
                 case FreeSlot(slot=slot):
                     self._in_background(self.around.slots.free(slot))
+        await self.bundles.tidy()
         self.around.egress.start()  # whom nobody knows now, nobody will
         await self._adopted(adopting)
         self._drop_rows_of_nobody(records)

@@ -1,4 +1,4 @@
-"""What control may ask of templates (`rpc.node_api`): build, list, drop, rebake, prune."""
+"""What control may ask of templates (`rpc.node_api`): build, list, drop, rebake, export, import, prune."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ class TemplateVerbs:
             "templates": self._list,
             "template_drop": self._drop,
             "template_rebake": self._rebake,
+            "template_export": self._export,
+            "template_import": self._import,
             "prune": self._prune,
         }
 
@@ -40,6 +42,14 @@ class TemplateVerbs:
     async def _rebake(self, stream: Stream, request: bytes) -> None:
         asked = decode(api.TemplateTarget, request)
         manifest = await self._node.templates.rebake(asked.tenant, asked.digest)
+        await stream.send_message(self._node.templates.info(manifest), last=True)
+
+    async def _export(self, stream: Stream, request: bytes) -> None:
+        asked = decode(api.TemplateTarget, request)
+        await stream.send_message(await self._node.bundles.export(stream, asked.tenant, asked.digest), last=True)
+
+    async def _import(self, stream: Stream, request: bytes) -> None:
+        manifest = await self._node.bundles.take(stream, decode(api.TemplateImport, request))
         await stream.send_message(self._node.templates.info(manifest), last=True)
 
     async def _prune(self, stream: Stream, request: bytes) -> None:

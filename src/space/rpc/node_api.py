@@ -23,6 +23,8 @@
 | templates | Tenant | TemplateList messages: the tenant's own and the shipped ones |
 | template_drop | TemplateTarget | Done; idempotent |
 | template_rebake | TemplateTarget | TemplateInfo of the new one |
+| template_export | TemplateTarget | DATA is a template as a file (`core.template.bundle`, packed); Exported |
+| template_import | TemplateImport | control's DATA is such a file; TemplateInfo |
 | prune | Prune | Pruned |
 | tree_put | Tree | control's DATA is the tar stream; TreeDone |
 | tree_get | Tree | DATA is the tar stream; TreeDone |
@@ -241,6 +243,22 @@ class TemplateInfo(msgspec.Struct, frozen=True, tag_field="t", tag="template"):
     hooks: list[str]
     kernel_release: str
     problem: str = ""
+
+
+class TemplateImport(Asked, frozen=True, forbid_unknown_fields=True):
+    """A file becomes a template of the tenant's. name: instead of the file's. most_mib: how large its disk may be."""
+
+    tenant: str
+    name: str = ""
+    most_mib: Annotated[int, Meta(ge=0, le=1 << 20)] = 1 << 20
+
+
+class Exported(msgspec.Struct, frozen=True, tag_field="t", tag="exported"):
+    """All of it was sent. content: SHA-256 of the disk's blocks. bytes, crc32: of what was sent."""
+
+    content: str
+    bytes: int
+    crc32: int
 
 
 class TemplateList(msgspec.Struct, frozen=True, tag_field="t", tag="templates"):

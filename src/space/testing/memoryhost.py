@@ -81,6 +81,7 @@ class MemoryHost:
         self.calls: list[str] = []
         self.store: Store | None = None  # where templates are, as the node sees them
         self.staged: dict[str, int] = {}
+        self.disks: dict[str, int] = {}  # of templates that were staged
         self._faults: dict[str, list[tuple[Exception, str]]] = defaultdict(list)
 
     def fail_next(self, op: str, error: Exception | None = None, *, when: str = "before") -> None:
@@ -249,16 +250,16 @@ class MemoryHost:
     async def seal_template(self, request: SealTemplate) -> None:
         """It is what it is."""
         await self._enter("seal_template")
-        self._put(request.digest, request.onto, request.settings)
-        os.close(self.staged.pop(request.digest))
+        self._put(request.digest, request.onto, request.settings, os.fstat(self.staged[request.digest]).st_size)
+        self.disks[request.digest] = self.staged.pop(request.digest)
         await self._leave("seal_template")
 
     async def open_template(self, digest: str) -> int:
-        """An empty disk."""
+        """What was staged, else an empty disk."""
         await self._enter("open_template")
         if self._template(digest) is None:
             raise NotFound(f"there is no template {digest} in this instance")
-        return os.memfd_create(digest)
+        return os.dup(self.disks[digest]) if digest in self.disks else os.memfd_create(digest)
 
     async def drop_template(self, digest: str, *, force: bool = False) -> None:
         """Conflict while sandboxes of it are there."""
@@ -266,14 +267,18 @@ class MemoryHost:
         users = [name for name, files in self.sandboxes.items() if files.record.template == digest]
         if users and not force:
             raise Conflict(f"template {digest} has {len(users)} sandboxes, {users[0]} among them", hint="delete them first")
+        for kept in (self.staged, self.disks):
+            if digest in kept:
+                os.close(kept.pop(digest))
         if self.store is not None and self.store.own is not None:
             shutil.rmtree(self.store.own / digest, ignore_errors=True)
         await self._leave("drop_template")
 
-    def _put(self, digest: str, onto: str, settings: str) -> None:
+    def _put(self, digest: str, onto: str, settings: str, disk_bytes: int | None = None) -> None:
         if self.store is None or self.store.own is None:
             raise NotFound(f"there is no template {onto}")
         machine = self.store.template_by_digest(onto)
+        machine = machine if disk_bytes is None else replace(machine, disk_bytes=disk_bytes)
         directory = self.store.own / digest
         directory.mkdir(parents=True, exist_ok=True)
         replace(machine, digest=digest, parent=onto, version=manifest.VERSION, **manifest.settings(settings)).save(

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Awaitable, Callable
 
 import msgspec
+import zstandard
 
-from space.core.template import plan
+from space.core.template import bundle, plan
 from space.core.template.recipe import parse
-from space.model.errors import Conflict, NotFound, SpaceError
+from space.model.errors import Conflict, InvalidArgument, NotFound, SpaceError
 from space.rpc import node_api as api
 from space.rpc.session import Data, Stream
 
 
 class SimTemplates:
-    """fail_build: the next builds fail of it, after their first step. files: what came with the last build."""
+    """fail_build: the next builds fail of it, after their first step. files: what came with the last build.
+    lost: bytes that exports lose on their way.
+    """
 
     def __init__(self, shipped: tuple[str, ...]) -> None:
         self.shipped = [self._info(name, "", hashlib.sha256(name.encode()).hexdigest()[:32]) for name in shipped]
@@ -23,11 +27,14 @@ class SimTemplates:
         self.in_use: set[str] = set()
         self.fail_build: SpaceError | None = None
         self.files = b""
+        self.lost = 0
         self.verbs: dict[str, Callable[[Stream, bytes], Awaitable[None]]] = {
             "templates": self._list,
             "template_build": self._build,
             "template_drop": self._drop,
             "template_rebake": self._rebake,
+            "template_export": self._export,
+            "template_import": self._import,
             "prune": self._prune,
         }
 
@@ -78,6 +85,29 @@ class SimTemplates:
         old = self.of(asked.tenant, asked.digest)
         digest = plan.template_digest(old.digest, {"rebaked": True})
         made = self.own[digest] = msgspec.structs.replace(old, digest=digest, parent=old.digest)
+        await stream.send_message(made, last=True)
+
+    async def _export(self, stream: Stream, request: bytes) -> None:
+        asked = msgspec.msgpack.decode(request, type=api.TemplateTarget)
+        found = next((each for each in self.shipped if each.digest == asked.digest), None) or self.of(asked.tenant, asked.digest)
+        block, content = bundle.Block(0, found.name.encode().ljust(bundle.BLOCK)), bundle.Content()
+        content.add(block)
+        header = bundle.Header(content.digest(), found.disk_mib << 20, "{}")
+        data = zstandard.compress(bundle.head(header) + bundle.pack(block) + bundle.END)
+        await stream.send(data)
+        await stream.send_message(api.Exported(header.content, len(data) + self.lost, zlib.crc32(data)), last=True)
+
+    async def _import(self, stream: Stream, request: bytes) -> None:
+        asked = msgspec.msgpack.decode(request, type=api.TemplateImport)
+        data = b"".join([bytes(event.payload) async for event in stream if isinstance(event, Data)])
+        reader = bundle.Reader(asked.most_mib << 20)
+        try:
+            reader.receive(zstandard.ZstdDecompressor().decompressobj().decompress(data))
+            header = reader.close()
+        except (bundle.BundleRefused, zstandard.ZstdError) as error:
+            raise InvalidArgument(f"this is no template that can be imported: {error}") from None
+        digest = plan.template_digest(header.content, {"name": asked.name, "tenant": asked.tenant})
+        made = self.own[digest] = msgspec.structs.replace(self._info(asked.name, asked.tenant, digest), disk_mib=header.disk_bytes >> 20)
         await stream.send_message(made, last=True)
 
     async def _prune(self, stream: Stream, request: bytes) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fuzz.engine import fuzz_clienthello, fuzz_dns, fuzz_http1, fuzz_http2, fuzz_messages, fuzz_policy
+from tests.fuzz.engine import fuzz_bundle, fuzz_clienthello, fuzz_dns, fuzz_http1, fuzz_http2, fuzz_messages, fuzz_policy
 
 _ALL = (
     fuzz_dns.TARGET,
@@ -10,6 +10,7 @@ _ALL = (
     fuzz_http1.TARGET,
     fuzz_http2.TARGET,
     fuzz_policy.TARGET,
+    fuzz_bundle.TARGET,
     fuzz_messages.DIALING,
     fuzz_messages.RECORDS,
     fuzz_messages.TALK,

@@ -99,6 +99,8 @@ ASKED = {
     "template tag": "mine:v1 mine:v2",
     "template delete": "mine:v1",
     "template rebake": "mine:v1",
+    "template export": "mine:v1 OUT",
+    "template import": "BUNDLE mine:v3",
     "prune": "--dry-run",
     "config show": "",
     "config set": "api_url https://space.example.com",
@@ -165,6 +167,7 @@ def test_every_command_answers_with_json(
     client.set_policy("stored", {"version": 1})
     (tmp_path / "recipe.toml").write_text('version = 1\nname = "mine"\n[base]\ntemplate = "base"\n')
     list(client.build_template(tmp_path / "recipe.toml", tag="v1"))
+    client.export_template("mine:v1", tmp_path / "bundle")
     server.egress.log.add(sandbox.id, name="a.example.com", port=443, method="GET", path="/", status=403, reason="name_not_allowed")
     more = {"A": server.egress.ask(sandbox.id), "POLICY": str(tmp_path / "policy.toml")}
     monkeypatch.setattr("os.read", lambda *_: b"")
@@ -174,6 +177,8 @@ def test_every_command_answers_with_json(
         "P": process.id,
         "W": webhook.id,
         "LOCAL": str(tmp_path / "local"),
+        "OUT": str(tmp_path / "out"),
+        "BUNDLE": str(tmp_path / "bundle"),
         "S:/copied": f"{sandbox.id}:/copied",
         **more,
     }

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import httpx
+import pytest
 
 from space.control import templates
 from space.model.errors import BuildFailed, NoCapacity
@@ -148,11 +149,11 @@ async def test_request_that_is_wrong_begins_nothing(world: World) -> None:
 
 
 @dialogue()
-async def test_base_of_debians_packages_that_is_not_there_says_what_to_do_instead(world: World) -> None:
+async def test_base_of_debians_packages_that_is_not_there_says_what_makes_it(world: World) -> None:
     recipe = 'version = 1\nname = "d"\n[base]\ndebian = ["jq"]\n'
     answer = await world.client.post("/v1/builds", json={"recipe": recipe})
     assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
-    assert "list the packages as downloads" in answer.text
+    assert "space template layer jq" in answer.json()["hint"]
 
 
 @dialogue()
@@ -182,3 +183,37 @@ async def test_names_outlive_the_server(world: World) -> None:
 @dialogue()
 async def test_prune_is_an_admins(world: World) -> None:
     assert (await world.client.post("/v1/prune", json={"dry_run": True})).json() == {"steps": ["a" * 32], "freed_bytes": 1 << 20}
+
+
+@dialogue()
+async def test_template_goes_out_as_a_file_and_comes_in_under_another_name(world: World) -> None:
+    await built(world.client)
+    answer = await world.client.get("/v1/templates/mine/file")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/zstd")
+    made = await world.client.post("/v1/templates/theirs/file?tag=v1", content=answer.content, headers={"content-type": "application/zstd"})
+    assert made.status_code == 201, made.text
+    assert (made.json()["name"], made.json()["tags"], made.json()["shipped"]) == ("theirs", ["v1"], False)
+    assert (await world.client.get("/v1/templates/base/file")).status_code == 200
+    assert (await world.client.get("/v1/templates/none/file")).status_code == 404
+
+
+@dialogue()
+async def test_file_that_is_no_template_and_a_shipped_name_are_refused(world: World) -> None:
+    for name, data, status, code in (
+        ("mine", b"no template", 400, "invalid_argument"),
+        ("base", b"", 403, "permission_denied"),
+        ("A", b"", 400, "invalid_argument"),
+    ):
+        answer = await world.client.post(f"/v1/templates/{name}/file", content=data)
+        assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+    answer = await world.client.post("/v1/templates/mine/file", content=b"", headers={"content-type": "text/html"})
+    assert answer.json()["code"] == "unsupported"
+    assert await named(world.client) == {"base": []}
+
+
+@dialogue()
+async def test_export_that_lost_bytes_is_cut_off_and_never_taken_for_the_whole(world: World) -> None:
+    await built(world.client)
+    world.node.templating.lost = 1
+    with pytest.raises(httpx.HTTPError):
+        await world.client.get("/v1/templates/mine/file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -9,12 +10,16 @@ from typing import Any
 
 import httpx
 
-from space.model.errors import InvalidArgument, ProtocolError, from_code
+from space.model.errors import Conflict, InvalidArgument, ProtocolError, from_code
 from space.sdk.buildfiles import digest, packed
 from space.sdk.request import segment
 
+from ._wait import offload
+
 BUILD_SECONDS = 24 * 3600.0
+BUNDLE_SECONDS = 300.0  # between two pieces of a template's file
 _HEARTBEAT_LIMIT_SECONDS = 30.0
+_BUNDLE = "application/zstd"
 _MOST_RECIPE = 256 << 10
 
 
@@ -24,6 +29,7 @@ class AsyncClientTemplates:
     call: Callable[..., Any]
     stream: Callable[..., Any]
     lines: Callable[..., Any]
+    pieces: Callable[..., Any]
 
     async def templates(self) -> list[dict[str, Any]]:
         """What sandboxes can be made of: the shipped templates, then the tenant's own."""
@@ -50,6 +56,46 @@ class AsyncClientTemplates:
         """Make its disk boot with the kernel, initramfs and VMM that the server's machine has now."""
         path, params = _place(reference)
         return dict(await self.call("POST", f"{path}/rebake", params=params))
+
+    async def export_template(self, reference: str, target: str | Path) -> int:
+        """Write it to a file (zstd, without its holes), which is whole or not there; its bytes. Conflict when it is there already."""
+        path, params = _place(reference)
+        target, size = Path(target), 0
+        part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        if await offload(target.exists):
+            raise Conflict(f"{target} is there already")
+        file = await offload(part.open, "xb")
+        try:
+            with file:
+                headers = {"accept": _BUNDLE}
+                async with self.stream("GET", f"{path}/file", params=params, headers=headers, seconds=BUNDLE_SECONDS) as response:
+                    async for piece in self.pieces(response, BUNDLE_SECONDS):
+                        await offload(file.write, piece)
+                        size += len(piece)
+            await offload(part.rename, target)
+        finally:
+            await offload(part.unlink, True)
+        return size
+
+    async def import_template(self, source: str | Path, reference: str) -> dict[str, Any]:
+        """Make a template of such a file, under `name:tag`. InvalidArgument: it is none, or not whole; nothing is made then."""
+        path, params = _place(reference)
+        try:
+            file = await offload(Path(source).open, "rb")
+        except OSError as error:
+            raise InvalidArgument(f"cannot read {source}: {error.strerror}") from None
+        with file:
+
+            async def body() -> AsyncIterator[bytes]:
+                while piece := await offload(file.read, 256 << 10):
+                    yield piece
+
+            headers = {"content-type": _BUNDLE}
+            async with self.stream(
+                "POST", f"{path}/file", params=params, content=body(), headers=headers, seconds=BUNDLE_SECONDS
+            ) as response:
+                await response.aread()
+                return dict(response.json())
 
     async def prune(self, *, keep_seconds: int = 0, dry_run: bool = False) -> dict[str, Any]:
         """Drop what builds keep to be faster. An admin's key."""

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -11,12 +12,16 @@ from typing import Any
 
 import httpx
 
-from space.model.errors import InvalidArgument, ProtocolError, from_code
+from space.model.errors import Conflict, InvalidArgument, ProtocolError, from_code
 from space.sdk.buildfiles import digest, packed
 from space.sdk.request import segment
 
+from ._wait import offload
+
 BUILD_SECONDS = 24 * 3600.0
+BUNDLE_SECONDS = 300.0  # between two pieces of a template's file
 _HEARTBEAT_LIMIT_SECONDS = 30.0
+_BUNDLE = "application/zstd"
 _MOST_RECIPE = 256 << 10
 
 
@@ -26,6 +31,7 @@ class ClientTemplates:
     call: Callable[..., Any]
     stream: Callable[..., Any]
     lines: Callable[..., Any]
+    pieces: Callable[..., Any]
 
     def templates(self) -> list[dict[str, Any]]:
         """What sandboxes can be made of: the shipped templates, then the tenant's own."""
@@ -52,6 +58,44 @@ class ClientTemplates:
         """Make its disk boot with the kernel, initramfs and VMM that the server's machine has now."""
         path, params = _place(reference)
         return dict(self.call("POST", f"{path}/rebake", params=params))
+
+    def export_template(self, reference: str, target: str | Path) -> int:
+        """Write it to a file (zstd, without its holes), which is whole or not there; its bytes. Conflict when it is there already."""
+        path, params = _place(reference)
+        target, size = Path(target), 0
+        part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        if offload(target.exists):
+            raise Conflict(f"{target} is there already")
+        file = offload(part.open, "xb")
+        try:
+            with file:
+                headers = {"accept": _BUNDLE}
+                with self.stream("GET", f"{path}/file", params=params, headers=headers, seconds=BUNDLE_SECONDS) as response:
+                    for piece in self.pieces(response, BUNDLE_SECONDS):
+                        offload(file.write, piece)
+                        size += len(piece)
+            offload(part.rename, target)
+        finally:
+            offload(part.unlink, True)
+        return size
+
+    def import_template(self, source: str | Path, reference: str) -> dict[str, Any]:
+        """Make a template of such a file, under `name:tag`. InvalidArgument: it is none, or not whole; nothing is made then."""
+        path, params = _place(reference)
+        try:
+            file = offload(Path(source).open, "rb")
+        except OSError as error:
+            raise InvalidArgument(f"cannot read {source}: {error.strerror}") from None
+        with file:
+
+            def body() -> Iterator[bytes]:
+                while piece := offload(file.read, 256 << 10):
+                    yield piece
+
+            headers = {"content-type": _BUNDLE}
+            with self.stream("POST", f"{path}/file", params=params, content=body(), headers=headers, seconds=BUNDLE_SECONDS) as response:
+                response.read()
+                return dict(response.json())
 
     def prune(self, *, keep_seconds: int = 0, dry_run: bool = False) -> dict[str, Any]:
         """Drop what builds keep to be faster. An admin's key."""

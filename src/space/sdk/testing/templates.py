@@ -12,6 +12,8 @@ import httpx
 from space.model.errors import Conflict, InvalidArgument, NotFound
 from space.sdk.testing.sandbox import answer, document, query
 
+_FILE = b"a template of the mock server\n"
+
 
 class MockTemplates:
     """By (name, tag); `base` is shipped."""
@@ -47,6 +49,13 @@ class MockTemplates:
                 self._found(name, self._tag(request))
                 del self.named[name, self._tag(request)]
                 return httpx.Response(204)
+            case "GET", ["templates", name, "file"]:
+                found = self._base if name == "base" else self._found(name, self._tag(request))
+                return httpx.Response(200, content=_FILE + json.dumps(found).encode(), headers={"content-type": "application/zstd"})
+            case "POST", ["templates", name, "file"]:
+                if not (data := request.content).startswith(_FILE):
+                    raise InvalidArgument("this is no template that can be imported")
+                return answer(self._put(name, self._tag(request), json.loads(data.removeprefix(_FILE))["digest"] + "i"), 201)
             case "POST", ["prune"]:
                 return answer({"steps": [], "freed_bytes": 0})
             case _, ["builds", *rest]:
