@@ -85,6 +85,16 @@ def write_json(directory: int, name: str, value: Any) -> None:
         raise
 
 
+def sync(directory: int, name: str) -> None:
+    """Have a file of the directory, and that it is there, on stable storage."""
+    descriptor = open_beneath(directory, name, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.fsync(directory)
+
+
 def free_bytes(directory: str | os.PathLike[str]) -> int:
     """What the file system of a directory has left for those who are not root (btrfs answers with its own estimate)."""
     facts = os.statvfs(directory)

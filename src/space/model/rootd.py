@@ -17,6 +17,7 @@ beside it where said. Every operation is idempotent by (sandbox, generation).
 | start_vmm | StartVmm | pidfd as descriptor; sockets in Instance.vm_run() listen before the answer |
 | adopt_vmm | SandboxOp | alive, and a pidfd as descriptor if alive |
 | kill_vmm | SandboxOp | everything in the sandbox's cgroup is sent SIGKILL; returns at once |
+| renew_sandbox | RenewSandbox | its disk is that of the next generation, which boots from it; refused (`conflict`) while the VMM lives |
 | destroy_sandbox | SandboxOp | refused (`conflict`) while the VMM lives; files, sockets, cgroups gone after |
 | keep_template | KeepTemplate | the sandbox's disk as it is now is a template of that digest; its processors are stopped |
 | rebase_template | RebaseTemplate | a template's disk is one of another digest, which boots as `onto` does |
@@ -26,7 +27,7 @@ beside it where said. Every operation is idempotent by (sandbox, generation).
 | drop_template | DropTemplate | it is gone; refused (`conflict`) while a sandbox of it is there, unless forced |
 | begin_snapshot | BeginSnapshot | two descriptors: the file for the device state (write only), and a conversation (below) |
 | list_snapshots | ListSnapshots | snapshots: [the manifests' fields that `rpc.rootd_client.SnapshotOnHost` has, held: bool] |
-| discard_snapshot | SnapshotOp | its files gone, its memory let go; `conflict` while a sandbox is made of it |
+| discard_snapshot | SnapshotOp | its files gone, its memory let go; `conflict` while a sandbox needs it (see `rootd.snapshots`) |
 | hold_memory | SnapshotOp | a descriptor: one line once a shared snapshot's memory is held (sealed, charged to a cgroup of its own) |
 | release_memory | SnapshotOp | its holder is dead; clones that live keep what they have mapped |
 | usage | SandboxOp | memory_bytes, cpu_usec, oom_kills (processes that the kernel killed for want of memory) of the sandbox's cgroup |
@@ -98,6 +99,15 @@ class CreateSandbox:
     memory_mib: int
     cpus: int
     snapshot: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RenewSandbox:
+    """A life after this one, on the same disk. What memory it was made of is dropped. following: its generation, which may be the same."""
+
+    sandbox: str
+    generation: int
+    following: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,4 +204,4 @@ class BeginSnapshot:
 
 Shelving = OpenTemplate | KeepTemplate | RebaseTemplate | StageTemplate | SealTemplate | DropTemplate
 Snapshots = SnapshotOp | ListSnapshots | BeginSnapshot
-Operation = Shelving | Snapshots | Describe | SlotOp | EdgeOp | TemplateOp | SandboxOp | CreateSandbox | StartVmm
+Operation = Shelving | Snapshots | Describe | SlotOp | EdgeOp | TemplateOp | SandboxOp | CreateSandbox | RenewSandbox | StartVmm

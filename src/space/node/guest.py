@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
@@ -67,6 +69,28 @@ class Guest:
         )
         with self.held_to_protocol():
             return wire.expect(wire.Configured, await self._session.call("configure", request))
+
+    async def prepare_snapshot(self) -> None:
+        """Its files are on its disk."""
+        with self.held_to_protocol():
+            wire.expect(wire.Done, await self._session.call("prepare_snapshot", wire.PrepareSnapshot(drop_caches=False)))
+
+    async def imprint(self, hostname: str) -> None:
+        """Make a restored machine another one: fresh entropy, machine-id and boot id."""
+        request = wire.Imprint(os.urandom(_ENTROPY), hostname, secrets.token_hex(16), str(uuid.uuid4()))
+        with self.held_to_protocol():
+            wire.expect(wire.Imprinted, await self._session.call("imprint", request))
+
+    async def claim(self, env: Mapping[str, str]) -> None:
+        """Give an imprinted machine its life: clock and environment."""
+        request = wire.Claim(realtime_ns=time.time_ns(), generation=self._life, env=environment(env), resolv=None)
+        with self.held_to_protocol():
+            wire.expect(wire.Configured, await self._session.call("claim", request))
+
+    async def shutdown(self) -> None:
+        """Have it end its processes, write its files and turn itself off; its VMM's end is the answer that counts."""
+        with self.held_to_protocol():
+            wire.expect(wire.Done, await self._session.call("shutdown", _EMPTY))
 
     async def noop(self) -> None:
         """A round trip to the daemon."""

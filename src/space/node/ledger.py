@@ -7,7 +7,9 @@ Each raises NoCapacity when the host's disk is full, and Internal for any other 
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import sqlite3
 from contextlib import suppress
 from dataclasses import dataclass
@@ -51,6 +53,25 @@ class Holding:
     tenant: str
 
 
+class Kept(msgspec.Struct, frozen=True):
+    """A process at an instant, and how much of its output was stored here then."""
+
+    process: str
+    stdout: int
+    stderr: int
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """An instant that a sandbox can go back to. processes: those that ran."""
+
+    name: str
+    snapshot: str
+    bytes: int
+    stopped_ms: float
+    taken_us: int
+    processes: list[Kept]
+
+
 class Record(msgspec.Struct, frozen=True):
     """A sandbox. template is the name, digest the build it boots from; env is repeated to the guest with each configure.
 
@@ -77,6 +98,11 @@ class Record(msgspec.Struct, frozen=True):
     policy_generation: int = 0
     traffic: dict[str, int] = {}
     last_crash: str | None = None
+    # lives: how the present one began, what it is (or is being) suspended in, and its checkpoints, oldest first
+    start: str = ""
+    snapshot: str = ""
+    snapshot_bytes: int = 0
+    checkpoints: list[Checkpoint] = []
 
 
 class Ledger:
@@ -101,6 +127,13 @@ class Ledger:
     def put(self, record: Record) -> None:
         """Insert or replace the sandbox's row."""
         self._execute("INSERT OR REPLACE INTO sandbox VALUES (?, ?)", (record.sandbox, msgspec.msgpack.encode(record)))
+
+    async def durable(self) -> None:
+        """Until everything that was written is on stable storage. NoCapacity or Internal when it does not get there."""
+        try:
+            await asyncio.to_thread(_sync, self._path.with_name(self._path.name + "-wal"))
+        except OSError as error:
+            raise Internal(f"the node's ledger cannot be made durable: {error.strerror}", hint=f"look at {self._path}") from error
 
     def forget(self, sandbox: str) -> None:
         """Remove the sandbox's row; idempotent."""
@@ -139,6 +172,14 @@ class Ledger:
             raise _fault(self._path, error) from error
 
 
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _fault(path: Path, error: sqlite3.Error) -> NoCapacity | Internal:
     code = getattr(error, "sqlite_errorcode", None)  # a misuse of ours has none
     # the second: the index of the log could not grow
@@ -153,8 +194,10 @@ def _open(path: Path) -> sqlite3.Connection:
     try:
         path.chmod(0o600)
         database.execute("PRAGMA journal_mode = WAL")
-        # A killed process loses nothing that it wrote; only a power cut could, and that ends every VMM too.
-        database.execute("PRAGMA synchronous = OFF")
+        # A killed process loses nothing that it wrote; only a power cut could, and that ends what runs too.
+        # What is to outlive that (what is suspended, stopped, kept) is made durable by name; NORMAL keeps the file whole then, at no fsync
+        # of a commit.
+        database.execute("PRAGMA synchronous = NORMAL")
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if version == 0:
             database.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;")

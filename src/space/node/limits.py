@@ -21,6 +21,14 @@ LOAD = 20.0
 SNAPSHOT_READY = 60.0
 SNAPSHOT_COPY = 60.0
 SNAPSHOT_DONE = 600.0
+# A restored guest reseeds, takes its names and runs the template's hooks, which it gives 20 s.
+IMPRINT = 40.0
+# Before its memory is stored a guest writes its files; one that is stuck in that (a frozen file system) is stored as it is.
+SYNC = 20.0
+# A guest that is stopped ends its processes (10 s), writes its files and turns itself off.
+HALT = 30.0
+# Undoing waits until it is done, however long; this only names a host that takes so long.
+UNDO = 3600.0
 # A SIGKILLed VMM is gone in milliseconds, unless the kernel writes out its memory or the disk hangs.
 DEATH = 20.0
 # noop, metrics: an emulated guest at 100 % CPU answers within a second.

@@ -16,7 +16,7 @@ import msgspec
 
 from space.config.artefacts import Store, TemplateManifest
 from space.core.lifecycle import recovery
-from space.core.lifecycle.recovery import Adopt, Destroy, DestroyOrphan, Fail, Found, FreeSlot, Keep, Row
+from space.core.lifecycle.recovery import Adopt, Destroy, DestroyOrphan, Discard, Fail, Found, FreeSlot, Keep, Rest, Row
 from space.core.lifecycle.table import Refuse, Request, answer
 from space.model.errors import Conflict, InvalidArgument, NotFound, SpaceError
 from space.model.ids import sandbox_id, template_name, tenant_id
@@ -28,9 +28,11 @@ from space.node.builder import Builds
 from space.node.bundles import Bundles
 from space.node.guest import environment_fits
 from space.node.ledger import Record
-from space.node.sandbox import Sandbox
+from space.node.life import Origin
+from space.node.sandbox import Instant, Sandbox
 from space.node.surroundings import Surroundings
 from space.node.templates import Templates
+from space.rpc.life_api import Child, Fork
 from space.rpc.node_api import Create, Exec, NodeInfo, SandboxState, Target
 
 log = logging.getLogger(__name__)
@@ -90,11 +92,66 @@ class Node:
             cwd=manifest.cwd,
             policy=asked.policy,
             policy_generation=asked.policy_generation,
+            start="cold",
         )
-        sandbox = self._keep(Sandbox.create(record, self.around))
-        if manifest.start:
-            sandbox.when("opened", lambda: self._begin(sandbox, manifest))
-        return sandbox
+        return self._keep(Sandbox.create(record, self.around))
+
+    async def fork(self, asked: Fork) -> tuple[Instant, list[Sandbox]]:
+        """Children of one instant of a sandbox. All or none is admitted; each may fail for itself afterwards."""
+        parent = self.find(Target(asked.sandbox))
+        if there := [child.sandbox for child in asked.children if child.sandbox in self._sandboxes]:
+            raise Conflict(f"sandbox {there[0]} is here already")
+        if len({child.sandbox for child in asked.children}) != len(asked.children):
+            raise InvalidArgument("two children have one id")
+        for child in asked.children:
+            self.around.egress.policies.check(child.policy)
+            environment_fits(parent.record.env if child.env is None else child.env)
+        entered: list[str] = []
+        try:
+            for child in asked.children:
+                self.around.gate.enter(child.sandbox, parent.record.memory_mib)
+                entered.append(child.sandbox)
+            instant = await parent.instant()
+        except BaseException:
+            for name in entered:
+                self.around.gate.leave(name)
+            raise
+        children: list[Sandbox] = []
+        try:
+            for child in asked.children:
+                children.append(self._child(parent, child, instant))
+                entered.remove(child.sandbox)
+        finally:
+            for name in entered:
+                self.around.gate.leave(name)
+            self._in_background(self._discard_after(instant.snapshot, children))
+        return instant, children
+
+    def _child(self, parent: Sandbox, child: Child, instant: Instant) -> Sandbox:
+        record = msgspec.structs.replace(
+            parent.record,
+            sandbox=child.sandbox,
+            generation=child.generation,
+            env=parent.record.env if child.env is None else child.env,
+            phase=Phase.REQUESTED,
+            reason=None,
+            stages_ms={},
+            policy=child.policy,
+            policy_generation=child.policy_generation,
+            traffic={},
+            last_crash=None,
+            start="fork",
+            snapshot="",
+            snapshot_bytes=0,
+            checkpoints=[],
+        )
+        self.around.archive.of(child.sandbox).inherit(parent.processes, instant.kept)
+        return self._keep(Sandbox.create(record, self.around, Origin(instant.snapshot, restore=True)))
+
+    async def _discard_after(self, snapshot: str, children: list[Sandbox]) -> None:
+        for child in children:
+            await child.opened()
+        await self.around.releases.snapshot(snapshot)
 
     async def delete(self, target: Target) -> SandboxState:
         """Gone; a sandbox that is not here (any more) is gone already."""
@@ -123,11 +180,18 @@ class Node:
             memory_used_mib=gate.memory_mib,
         )
 
-    @staticmethod
-    def _begin(sandbox: Sandbox, manifest: TemplateManifest) -> None:
-        """Its template's start command, in the background, from the beginning on. How it does is seen in the list of processes."""
-        if sandbox.phase is not Phase.RUNNING:
+    def _begin(self, sandbox: Sandbox) -> None:
+        """Its template's start command, in the background, after each boot. How it does is seen in the list of processes."""
+        booted, sandbox.booted = sandbox.booted, False
+        if not booted or sandbox.phase is not Phase.RUNNING:
             return
+        with suppress(SpaceError):  # it was deleted, and sandboxes of it live on
+            manifest = self._store.template_by_digest(sandbox.record.digest)
+            if manifest.start:
+                self._start_command(sandbox, manifest)
+
+    @staticmethod
+    def _start_command(sandbox: Sandbox, manifest: TemplateManifest) -> None:
         argv = list(manifest.start)
         try:
             sandbox.processes.start(
@@ -175,6 +239,8 @@ class Node:
         name = sandbox.record.sandbox
         self._sandboxes[name] = sandbox
         sandbox.when("opened", self._keep_slots)
+        if sandbox.record.tenant != builder.TENANT:
+            sandbox.when("opened", lambda: self._begin(sandbox))
         sandbox.when("over", self._keep_slots)
         sandbox.when("gone", lambda: self._sandboxes.pop(name, None))
         return sandbox
@@ -186,7 +252,7 @@ class Node:
         phases = {sandbox.phase for sandbox in self._sandboxes.values()}
         if phases & {Phase.RUNNING, Phase.PAUSED}:
             self.around.slots.refill()
-        elif not phases & {Phase.REQUESTED, Phase.PREPARING}:
+        elif not phases & {Phase.REQUESTED, Phase.PREPARING, Phase.WAKING, Phase.STARTING}:
             self.around.slots.rest()
 
     # -- after a crash -------------------------------------------------------------------------------------------
@@ -203,21 +269,27 @@ class Node:
                 record.phase,
                 self.around.ledger.slot_of(record.sandbox),
                 record.reason,
+                record.snapshot,
+                frozenset(each.snapshot for each in record.checkpoints),
             )
             for record in records.values()
         ]
         sandboxes = [Found(each.sandbox, each.generation, each.slot, each.alive) for each in found.sandboxes]
-        steps = recovery.plan(rows, found.slots, sandboxes)
+        snapshots = [each.snapshot for each in await self.around.rootd.list_snapshots() if not each.shared]
+        steps = recovery.plan(rows, found.slots, sandboxes, snapshots)
         adopting: list[Sandbox] = []
         for step in steps:
             log.info("recovery: %s", step)
             match step:
-                case Adopt() | Fail() | Keep() | Destroy():
-                    sandbox = self._keep(Sandbox.recover(records[step.row.sandbox], self.around, step))
+                case Adopt() | Fail() | Keep() | Rest() | Destroy():
+                    record = msgspec.structs.replace(records[step.row.sandbox], generation=step.row.generation)
+                    sandbox = self._keep(Sandbox.recover(record, self.around, step))
                     if isinstance(step, Adopt):
                         adopting.append(sandbox)
                 case DestroyOrphan(found=orphan):
                     self._in_background(self._destroy_orphan(SandboxOp(orphan.sandbox, orphan.generation), orphan.slot))
+                case Discard(snapshot=snapshot):
+                    self._in_background(self.around.releases.snapshot(snapshot))
                 case FreeSlot(slot=slot):
                     self._in_background(self.around.slots.free(slot))
         await self.bundles.tidy()
@@ -252,7 +324,7 @@ class Node:
     async def stop(self, seconds: float) -> None:
         """Undo what is half made, at most so long, and let go of the rest, which runs on for the next node."""
         self._stopping = True
-        half = [each for each in self._sandboxes.values() if each.phase not in (Phase.RUNNING, Phase.PAUSED, Phase.FAILED)]
+        half = [each for each in self._sandboxes.values() if each.phase in (Phase.REQUESTED, Phase.PREPARING, Phase.DELETING)]
         for sandbox in half:
             sandbox.ask_delete()
         if half:

@@ -46,6 +46,9 @@ class Rootd(Protocol):
     async def kill_vmm(self, sandbox: str, generation: int) -> None:
         """SIGKILL to everything in its cgroup."""
 
+    async def renew_sandbox(self, sandbox: str, generation: int, following: int) -> None:
+        """Its disk is that of another generation, which boots from it. Conflict while the VMM lives."""
+
     async def destroy_sandbox(self, sandbox: str, generation: int) -> None:
         """Conflict while the VMM lives."""
 

@@ -176,9 +176,10 @@ class Process:
             return self._asked == record.digest(asked)
         return self._spool is not None and not self.removed and record.is_of(self._spool.head, self._spool.argv(), asked)
 
-    def resume(self) -> None:
-        """Go on with it after a restart of the node. It is killed if that was asked for meanwhile, or if it is tied to a client."""
-        self._killing = self._killing or self.tied
+    def resume(self, *, clients: bool = False) -> None:
+        """Go on with it in a new session. It is killed if that was asked for meanwhile, or if it is tied to a client and these are gone."""
+        self._killing = self._killing or (self.tied and not clients)
+        self.fault = None
         self._task = asyncio.create_task(self._live(self._attach, None), name=self.name)
 
     def lose(self, reason: str) -> None:

@@ -14,11 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from space.core.wire import guest as wire
+from space.core.wire.spool import Head
 from space.model.errors import Conflict, InvalidArgument, NoCapacity, NotFound, SandboxDied, SpaceError, Unsupported
 from space.model.ids import new_process_id, process_id
 from space.node import limits
 from space.node.guest import Guest
+from space.node.ledger import Kept
 from space.node.process import Process
 from space.node.spool import Account, Spool, spools_in
 from space.rpc import node_api as api
@@ -212,8 +216,39 @@ class Processes:
         """This is the guest."""
         self._channel = guest
 
-    async def reattach(self) -> None:
-        """After a restart of the node: go on with those that the guest has kept, and kill there what nobody here knows."""
+    def parted(self) -> None:
+        """There is no guest for now: those that run go on when there is one again."""
+        self._channel = None
+
+    def instant(self) -> list[Kept]:
+        """Those that run, and what of their output is here: an instant of the guest's which is taken now has that, or more."""
+        return [Kept(each.name, *each.spool.lanes) for each in self._running if each.started.done() and not each.removed]
+
+    def go_back(self, kept: list[Kept], reason: str) -> None:
+        """Be what they were at that instant: those that ran then run, with no output before it, and all others are lost."""
+        self.lose(reason)
+        for each in kept:
+            if (process := self._all.get(each.process)) is not None:
+                head = process.spool.head_at(each.stdout, each.stderr)
+                self._drop(process)
+                self._inherit(head)
+
+    def inherit(self, parent: Processes, kept: list[Kept]) -> None:
+        """Have those of another sandbox, of which this one's machine is a copy."""
+        for each in kept:
+            if (process := parent._all.get(each.process)) is not None and not process.removed:
+                self._inherit(process.spool.head_at(each.stdout, each.stderr))
+
+    def _inherit(self, head: Head) -> None:
+        head = msgspec.structs.replace(head, tied=False)  # whoever it was tied to is not there
+        process = self._all[head.process] = Process(head.process, self, tied=False, spool=Spool.begin(self.directory, head, self.account))
+        self._running.add(process)
+        self.changed(process)
+
+    async def reattach(self, *, restarted: bool = True) -> None:
+        """A guest that ran before: go on with those that it has kept, and kill there what nobody here knows. restarted: the node was, and
+        with it went every client.
+        """
         try:
             kept = {each.process: each for each in await self.channel.processes()}
         except Unsupported:
@@ -221,7 +256,7 @@ class Processes:
         for process in list(self._running):
             if process.name in kept:
                 del kept[process.name]
-                process.resume()
+                process.resume(clients=not restarted)
             else:
                 process.lose("its machine does not have it any more")
         for each in kept.values():

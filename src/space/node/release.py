@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from space.model.errors import DeadlineExceeded, SpaceError
 from space.model.rootd import SandboxOp
@@ -34,6 +35,7 @@ class Releases:
         self._ledger = ledger
         self._owed = Owed()
         self._given_up = False
+        self._soon: set[asyncio.Task[None]] = set()
 
     def give_up(self) -> None:
         """The process is ending: releases that are not done are left to the next node, and their callers are cancelled."""
@@ -83,6 +85,31 @@ class Releases:
         """Remove directory, disk, sockets and cgroup."""
         await self._until_done(lambda: self._rootd.destroy_sandbox(op.sandbox, op.generation), f"remove the files of {op.sandbox}")
         self.row(Kind.FILES, op.sandbox)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is still to be done of what was put off."""
+        return bool(self._soon)
+
+    def later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it soon; the next node does it where this one does not."""
+        task = asyncio.create_task(work, name="release")
+        self._soon.add(task)
+        task.add_done_callback(self._soon.discard)
+
+    async def generation(self, sandbox: str) -> int | None:
+        """Which generation of it the host has."""
+        found: list[int] = []
+
+        async def once() -> None:
+            found.extend(each.generation for each in (await self._rootd.describe()).sandboxes if each.sandbox == sandbox)
+
+        await self._until_done(once, f"look for {sandbox}")
+        return found[0] if found else None
+
+    async def snapshot(self, snapshot: str) -> None:
+        """Its files are gone, and its memory is let go."""
+        await self._until_done(lambda: self._rootd.discard_snapshot(snapshot), f"discard snapshot {snapshot}")
 
     async def egress(self, op: SandboxOp) -> None:
         """Its worker is dead, and no service holds anything of it."""

@@ -116,6 +116,7 @@ def compose(instance: Instance, settings: Settings, trace: Trace = no_trace) -> 
             settings.retention_seconds,
         ),
         history=History(settings.metrics_interval_seconds),
+        disk_of=lambda sandbox: instance.sandboxes / sandbox / "disk.img",
         trace=trace,
     )
     return Node(around, Store(instance.artefacts, instance.templates))

@@ -196,6 +196,12 @@ class Spool:
         if sum(map(len, self.head.argv)) > 1024:
             self.head = msgspec.structs.replace(self.head, argv=[])
 
+    def head_at(self, stdout: int, stderr: int) -> Head:
+        """The head of a spool of the same process that begins at these offsets."""
+        return msgspec.structs.replace(
+            self.head, argv=self.argv(), stdout=stdout, stderr=stderr, stdin_bytes=self.stdin.bytes, stdin_closed=self.stdin.closed
+        )
+
     def argv(self) -> list[bytes]:
         """The arguments, from the disk if they are not in memory."""
         if self.head.argv:

@@ -1,4 +1,4 @@
-"""The stages of a create, in order, each with its deadline. Their names are keys of `stages_ms` and places where a test can stop."""
+"""The stages of a life's begin, in order, and the steps of its end. They are keys of `stages_ms` and places where a test can stop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,25 @@ class Stage(StrEnum):
     SPAWN = "spawn"  # the VMM
     BOOT = "boot"  # the channel: the guest's daemon said hello
     CONFIGURE = "configure"  # entropy, clock, name, environment
+    # instead of the last two, where its memory comes from a snapshot:
+    RESUME = "resume"  # its processors run
+    HELLO = "hello"  # the channel
+    IMPRINT = "imprint"  # entropy, names, the template's hooks: it is another machine than those of the same snapshot
+    CLAIM = "claim"  # clock, environment, its life
+    # ends, and instants that are kept:
+    SYNC = "sync"  # the guest has written its files
+    SNAPSHOT = "snapshot"  # memory, devices and disk of one instant
+    RECORD = "record"  # the ledger names it, on stable storage where that was promised
+    HALT = "halt"  # the guest has shut down
+    STORE = "store"  # its disk is on stable storage
+    UNDO = "undo"  # what the life had on the host
 
+
+_MAKING = (Stage.QUEUE, Stage.SLOT, Stage.DISK, Stage.EGRESS, Stage.SPAWN)
+COLD = (*_MAKING, Stage.BOOT, Stage.CONFIGURE)  # a boot
+RESTORED = (*_MAKING, Stage.RESUME, Stage.HELLO, Stage.IMPRINT, Stage.CLAIM)
+SUSPENSION = (Stage.SYNC, Stage.SNAPSHOT, Stage.RECORD, Stage.UNDO)
+STOP = (Stage.HALT, Stage.UNDO, Stage.STORE, Stage.RECORD)
 
 DEADLINES: dict[Stage, float] = {
     Stage.QUEUE: limits.QUEUE_WAIT,
@@ -32,6 +50,16 @@ DEADLINES: dict[Stage, float] = {
     Stage.SPAWN: limits.ROOTD_STEP + limits.QMP,
     Stage.BOOT: limits.BOOT,
     Stage.CONFIGURE: limits.CONFIGURE,
+    Stage.RESUME: limits.QMP,
+    Stage.HELLO: limits.RECONNECT,
+    Stage.IMPRINT: limits.IMPRINT,
+    Stage.CLAIM: limits.CONFIGURE,
+    Stage.SYNC: limits.SYNC,
+    Stage.SNAPSHOT: limits.SNAPSHOT_READY + limits.SNAPSHOT_COPY + limits.SNAPSHOT_DONE,
+    Stage.RECORD: limits.ROOTD_STEP,
+    Stage.HALT: limits.HALT + limits.QMP,
+    Stage.STORE: limits.SNAPSHOT_DONE,
+    Stage.UNDO: limits.UNDO,
 }
 
 

@@ -71,9 +71,9 @@ async def beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[as
         await ended(task)
 
 
-def files_of(record: Record, slot: int) -> CreateSandbox:
-    """What rootd is to make of it."""
-    return CreateSandbox(record.sandbox, record.generation, slot, record.digest, record.disk_mib, record.memory_mib, record.cpus)
+def files_of(record: Record, slot: int, snapshot: str = "") -> CreateSandbox:
+    """What rootd is to make of it. snapshot: where its disk comes from, if not from its template."""
+    return CreateSandbox(record.sandbox, record.generation, slot, record.digest, record.disk_mib, record.memory_mib, record.cpus, snapshot)
 
 
 def plan_of(record: Record) -> MachinePlan:
@@ -97,6 +97,9 @@ def state_of(record: Record, levels: Levels, egress: EgressState, asks: list[Pen
         last_oom=levels.last_oom,
         egress=egress,
         asks=asks,
+        start=record.start,
+        snapshot_bytes=record.snapshot_bytes + sum(each.bytes for each in record.checkpoints),
+        checkpoints=len(record.checkpoints),
     )
 
 

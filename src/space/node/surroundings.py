@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from space.node.archive import Archive
 from space.node.board import Board
@@ -33,4 +35,5 @@ class Surroundings:
     accelerators: Accelerators
     archive: Archive
     history: History
+    disk_of: Callable[[str], Path]  # a sandbox's disk, to have it on stable storage
     trace: Trace = no_trace

@@ -12,6 +12,7 @@ from space.model.errors import SpaceError, Unsupported
 from space.model.sandbox import Phase
 from space.node.egress_verbs import EgressVerbs
 from space.node.guest import FED
+from space.node.life_verbs import LifeVerbs
 from space.node.node import Node
 from space.node.process_verbs import ProcessVerbs, decode, pages
 from space.node.relay import FORWARDED, TREE_GET, TREE_PUT, Script, relay
@@ -38,11 +39,10 @@ class Verbs:
             "delete": self._delete,
             "list": self._list,
             "watch": self._watch,
-            "pause": self._pause,
-            "resume": self._resume,
             "noop": self._noop,
             "metrics": self._metrics,
             "history": self._history,
+            **LifeVerbs(node).table,
             **ProcessVerbs(node).table,
             **TemplateVerbs(node).table,
             **EgressVerbs(node).table,
@@ -96,12 +96,6 @@ class Verbs:
         with self._node.around.board.watch() as watch:
             async for state in watch:
                 await stream.send_message(state)
-
-    async def _pause(self, stream: Stream, request: bytes) -> None:
-        await stream.send_message(await self._node.find(decode(api.Target, request)).pause(), last=True)
-
-    async def _resume(self, stream: Stream, request: bytes) -> None:
-        await stream.send_message(await self._node.find(decode(api.Target, request)).resume(), last=True)
 
     async def _noop(self, stream: Stream, request: bytes) -> None:
         sandbox = self._node.find(decode(api.Target, request))

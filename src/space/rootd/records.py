@@ -27,6 +27,7 @@ from space.model.rootd import (
     OpenTemplate,
     Operation,
     RebaseTemplate,
+    RenewSandbox,
     SandboxOp,
     SealTemplate,
     SlotOp,
@@ -47,6 +48,7 @@ OPERATIONS: dict[str, type[Operation]] = {
     "worker_cgroup": SlotOp,
     "provide_root": TemplateOp,
     "create_sandbox": CreateSandbox,
+    "renew_sandbox": RenewSandbox,
     "start_vmm": StartVmm,
     "adopt_vmm": SandboxOp,
     "kill_vmm": SandboxOp,
@@ -69,6 +71,7 @@ OPERATIONS: dict[str, type[Operation]] = {
 _RANGES: dict[str, tuple[int, int]] = {
     "slot": (0, SLOTS - 1),
     "generation": (1, 2**63 - 1),
+    "following": (1, 2**63 - 1),
     "disk_mib": (1, 1 << 20),
     "memory_mib": (32, 1 << 20),
     "cpus": (1, 64),

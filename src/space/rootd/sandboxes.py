@@ -18,7 +18,7 @@ from space.core.plan import machine
 from space.host import cgroups, files, namespaces
 from space.model import ids
 from space.model.errors import Conflict, InvalidArgument, NotFound
-from space.model.rootd import CreateSandbox, KeepTemplate, SandboxOp, StartVmm
+from space.model.rootd import CreateSandbox, KeepTemplate, RenewSandbox, SandboxOp, StartVmm
 from space.rootd import slots, snapshots
 from space.rootd.log import log
 from space.rootd.steps import reached
@@ -150,6 +150,33 @@ def destroy(place: Place, op: SandboxOp) -> None:
     if living := place.tree(op.sandbox).pids():
         raise Conflict(f"the VMM of {op.sandbox} lives (pid {min(living)})", hint="kill it and wait for its end first")
     remove(place, op.sandbox)
+
+
+def renew(place: Place, op: RenewSandbox) -> None:
+    """Its disk is that of the generation that follows, which boots from it; that is on stable storage then (the disk's blocks are the
+    caller's). Repeating it is fine. Conflict while a process of it lives.
+    """
+    record = find(place, op.sandbox)
+    if record is None or record.generation not in (op.generation, op.following) or op.following < op.generation:
+        there = "not there" if record is None else f"there in generation {record.generation}"
+        raise NotFound(f"sandbox {op.sandbox} is {there}: generation {op.generation} cannot be followed by {op.following}")
+    if living := place.tree(op.sandbox).pids():
+        raise Conflict(f"the VMM of {op.sandbox} lives (pid {min(living)})", hint="kill it and wait for its end first")
+    fresh = Record(op.sandbox, op.following, record.slot, record.template, record.disk_mib, record.memory_mib, record.cpus)
+    if fresh != record:
+        save(place, fresh)
+    reached("sandbox renewed")
+    directory = files.open_directory(op.sandbox, inside=place.directory)
+    try:
+        with suppress(FileNotFoundError):
+            os.unlink(MEMORY, dir_fd=directory)
+        files.sync(directory, RECORD)
+    finally:
+        os.close(directory)
+    os.fsync(place.directory)
+    tree, limits = place.tree(op.sandbox), machine.limits(record.cpus, record.memory_mib)  # none after a reboot
+    tree.create()
+    tree.limit(**asdict(limits))
 
 
 def remove(place: Place, sandbox: str) -> None:

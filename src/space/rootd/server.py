@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import array
+import functools
 import os
 import resource
 import select
@@ -40,6 +41,7 @@ from space.model.rootd import (
     OpenTemplate,
     Operation,
     RebaseTemplate,
+    RenewSandbox,
     SandboxOp,
     SealTemplate,
     SlotOp,
@@ -88,6 +90,9 @@ class Rootd:
                 return {}, ()
             case CreateSandbox():
                 sandboxes.create(self.place, record)
+                return {}, ()
+            case RenewSandbox():
+                sandboxes.renew(self.place, record)
                 return {}, ()
             case StartVmm():
                 return {}, (vmm.start(self.place, self.children, record),)
@@ -155,7 +160,8 @@ class Rootd:
         if op == "hold_memory":
             return {}, (memory.hold(self.place, self.fillings, snapshot),)
         if op == "discard_snapshot":
-            made = (one.sandbox for one in sandboxes.existing(self.place) if one.snapshot == snapshot)
+            needed = functools.partial(snapshots.is_needed, self.instance, snapshot)
+            made = (one.sandbox for one in sandboxes.existing(self.place) if needed(one.snapshot, begun=one.answered))
             if (user := next(made, None)) is not None:
                 raise Conflict(f"sandbox {user} is made of snapshot {snapshot}", hint="it can be discarded once no sandbox is")
         memory.release(self.place, self.fillings, snapshot)

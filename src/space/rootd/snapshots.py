@@ -65,6 +65,20 @@ def open_file(instance: Instance, snapshot: str, name: str) -> int:
         os.close(directory)
 
 
+def is_needed(instance: Instance, snapshot: str, origin: str, *, begun: bool) -> bool:
+    """Whether a sandbox that was made of `origin` needs this snapshot. One that has begun has memory and disk of its own, unless the memory
+    is one that is shared.
+    """
+    if origin != snapshot:
+        return False
+    if not begun:
+        return True
+    try:
+        return load(instance, snapshot).shared
+    except (NotFound, Conflict):
+        return False
+
+
 def discard(instance: Instance, snapshot: str) -> None:
     """Remove it; one that is not there is fine. The caller has made sure that nothing is made of it."""
     directory = open_directory(instance)

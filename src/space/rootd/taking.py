@@ -205,9 +205,7 @@ def _commit(job: _Job, talk: socket.socket, parts: dict[str, int], private_bytes
     )
     files.write_json(job.directory, layout.MANIFEST, manifest.to_json())
     if op.durable:
-        manifest_file = files.open_beneath(job.directory, layout.MANIFEST, os.O_RDONLY)
-        os.fsync(manifest_file)
-        os.fsync(job.directory)
+        files.sync(job.directory, layout.MANIFEST)
     reached("snapshot described")
     with suppress(BlockingIOError):
         talk.recv(16, socket.MSG_DONTWAIT)  # nothing more is to come but the end

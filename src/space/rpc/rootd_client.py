@@ -30,6 +30,7 @@ from space.model.rootd import (
     OpenTemplate,
     Operation,
     RebaseTemplate,
+    RenewSandbox,
     SandboxOp,
     SealTemplate,
     SlotOp,
@@ -251,6 +252,10 @@ class RootdClient:
     async def kill_vmm(self, sandbox: str, generation: int) -> None:
         """Send SIGKILL to all of it; the pidfd says when it is dead."""
         await self._ask("kill_vmm", SandboxOp(sandbox, generation))
+
+    async def renew_sandbox(self, sandbox: str, generation: int, following: int) -> None:
+        """Its disk is that of another generation; Conflict while the VMM lives."""
+        await self._ask("renew_sandbox", RenewSandbox(sandbox, generation, following))
 
     async def destroy_sandbox(self, sandbox: str, generation: int) -> None:
         """Remove files, sockets and cgroups; Conflict while the VMM lives."""

@@ -140,7 +140,7 @@ class FakeVmm:
         """A guest that is a copy of the one in the snapshot, standing still."""
 
         def copy() -> AnyGuest:
-            image = self._host.snapshots[self._host.sandboxes[plan.sandbox].record.snapshot].image
+            image = self._host.image(plan.sandbox)
             return FakeGuest(image) if isinstance(image, FakeGuest) else self._guests()
 
         return await self._start(StartVmm(plan.sandbox, plan.generation, plan.accelerator, restore=True), copy)

@@ -106,6 +106,10 @@ class MemoryHost:
         files = self.sandboxes.get(sandbox)
         return files.vmm if files is not None else None
 
+    def image(self, sandbox: str) -> object:
+        """What the fake driver makes the guest of, of a sandbox that was made of a snapshot."""
+        return self.snapshots[self.sandboxes[sandbox].record.snapshot].image
+
     # -- the operations ------------------------------------------------------------------------------------------
 
     async def describe(self) -> Description:
@@ -203,6 +207,19 @@ class MemoryHost:
         if files is not None and files.vmm is not None:
             files.vmm.die()
         await self._leave("kill_vmm")
+
+    async def renew_sandbox(self, sandbox: str, generation: int, following: int) -> None:
+        """The same files under another number."""
+        await self._enter("renew_sandbox")
+        files = self.sandboxes.get(sandbox)
+        if files is None or files.record.generation not in (generation, following):
+            raise NotFound(f"sandbox {sandbox} is not there in generation {generation}")
+        if files.vmm is not None and files.vmm.alive:
+            raise Conflict(f"the VMM of {sandbox} lives")
+        if files.vmm is not None:
+            os.close(files.vmm.watch)
+        self.sandboxes[sandbox] = _Files(replace(files.record, generation=following, snapshot=""))
+        await self._leave("renew_sandbox")
 
     async def destroy_sandbox(self, sandbox: str, generation: int) -> None:
         """Conflict while the VMM lives."""
@@ -329,7 +346,8 @@ class MemoryHost:
         """Conflict while a sandbox is made of it."""
         await self._enter("discard_snapshot")
         for name, files in self.sandboxes.items():
-            if files.record.snapshot == snapshot:
+            begun = files.vmm is not None and not (snapshot in self.snapshots and self.snapshots[snapshot].told.shared)
+            if files.record.snapshot == snapshot and not begun:
                 raise Conflict(f"sandbox {name} is made of snapshot {snapshot}")
         self.held.discard(snapshot)
         if (found := self.snapshots.pop(snapshot, None)) is not None:

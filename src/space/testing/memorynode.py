@@ -59,6 +59,10 @@ class Lifeline:
         """The host's, for the fake driver."""
         return self._host.vmm(sandbox)
 
+    def image(self, sandbox: str) -> object:
+        """Likewise."""
+        return self._host.image(sandbox)
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
         operation = getattr(self._host, name)
 
@@ -132,6 +136,7 @@ class MemoryNode:
             accelerators=Accelerators("tcg", self._directory, device_is_there=False, boot_id="boot"),
             archive=Archive(self._directory / "spool", self._quota, self._retention),
             history=History(self._interval),
+            disk_of=lambda _: self._directory / "ledger.db",
             trace=self._trace,
         )
         self._node = Node(around, self.host.store)

@@ -13,7 +13,7 @@ from space.core.lifecycle.admission import Capacity
 from space.model.errors import Conflict, Gone, NoCapacity, NotFound, SandboxDied, SpaceError
 from space.model.ids import new_sandbox_id
 from space.model.isolation import EMULATED
-from space.node.stages import Stage
+from space.node.stages import COLD, Stage
 from space.rpc import node_api as api
 from space.rpc.session import Message, Session
 from space.testing.guest import FakeGuest
@@ -60,7 +60,7 @@ class Stop:
             await self.go.wait()
 
 
-PLACES = [(stage, when) for stage in Stage for when in ("before", "after")]
+PLACES = [(stage, when) for stage in COLD for when in ("before", "after")]
 
 
 async def test_create_goes_through_its_phases_and_times_its_stages(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ async def test_create_goes_through_its_phases_and_times_its_stages(tmp_path: Pat
         asked = spec()
         seen = await states(session, asked)
         assert [state.phase for state in seen] == ["requested", "preparing", "running"]
-        assert list(seen[-1].stages_ms) == [stage.value for stage in Stage]
+        assert list(seen[-1].stages_ms) == [stage.value for stage in COLD]
         assert seen[-1].isolation == EMULATED
         assert seen[0].revision < seen[1].revision < seen[2].revision
         vmm = sim.host.vmm(asked.sandbox)
@@ -347,7 +347,7 @@ async def test_watch_shows_what_is_there_and_then_each_change(tmp_path: Path) ->
 
 async def test_deleting_what_is_not_there_says_gone(tmp_path: Path) -> None:
     async with MemoryNode(tmp_path) as sim, sim.connected() as session:
-        assert sim.host.calls == ["describe"]
+        assert sim.host.calls == ["describe", "list_snapshots"]
         assert (await call(session, "delete", api.Target(new_sandbox_id()))).phase == "gone"
         with pytest.raises(NotFound):
             await session.call("noop", api.Target(new_sandbox_id()))

@@ -1,0 +1,277 @@
+"""One life of a sandbox: what it has on the host in one generation, and how that is undone.
+
+    turn -> slot -> files, cgroup, egress -> VMM -> channel -> configured, or imprinted and claimed            (unwound in reverse)
+
+A life begins from a template's disk, from a snapshot (its memory or its disk alone), or from the disk of the life before. The sandbox's
+task owns it; this decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from space.model.errors import DeadlineExceeded, SandboxDied
+from space.model.rootd import SandboxOp
+from space.node import limits, steps
+from space.node.binding import Binding
+from space.node.edge import Edge
+from space.node.egress import Told
+from space.node.guest import Guest
+from space.node.ledger import Holding, Kind, Record
+from space.node.stages import DEADLINES, Stage
+from space.node.surroundings import Surroundings
+from space.node.vmm.seam import Machine
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a life begins from. snapshot: its files come from there; restore: its memory too. Neither: from the template's disk.
+
+    disk: from the disk that the sandbox has, of that generation.
+    """
+
+    snapshot: str = ""
+    restore: bool = False
+    disk: int = 0
+
+
+class Owner(Protocol):
+    """What a life needs of its sandbox."""
+
+    record: Record
+
+    def stage(self, stage: Stage) -> AbstractAsyncContextManager[None]:
+        """A step, timed and named."""
+
+    def told(self) -> Told:
+        """Who hears of its egress."""
+
+    def connected(self, guest: Guest) -> None:
+        """There is a channel."""
+
+
+class Life:
+    """One a generation. Make it within the event loop. What is undone is undone by the generation that `op` has then."""
+
+    def __init__(self, owner: Owner, around: Surroundings) -> None:
+        self._owner = owner
+        self._around = around
+        self.op = SandboxOp(owner.record.sandbox, owner.record.generation)
+        self.machine: Machine | None = None
+        self.guest: Guest | None = None
+        self.binding: Binding | None = None
+        self.slot: int | None = None
+        self._unsure = False  # by which number the host knows its disk
+        self._undo = AsyncExitStack()
+
+    # -- its begin -----------------------------------------------------------------------------------------------
+
+    async def prepare(self, origin: Origin, turned: Callable[[], None] = lambda: None) -> None:
+        """A guest that can be used, whose memory was taken at the gate. turned: called once it is its turn. Whatever was made when this
+        raises is undone by `undo_all`, or by `free_compute` where its disk was there before.
+        """
+        gate, name = self._around.gate, self.op.sandbox
+        self._undo.callback(gate.leave, name)
+        if origin.disk:
+            self._owe_disk()
+            self._unsure = origin.disk != self.op.generation
+        try:
+            async with self._owner.stage(Stage.QUEUE):
+                await gate.turn(name, DEADLINES[Stage.QUEUE])
+            turned()
+            await self._make(origin)
+            if origin.restore:
+                await self._wake_up()
+            else:
+                await self._boot()
+        finally:
+            gate.booted(name)
+
+    async def _make(self, origin: Origin) -> None:
+        """Slot, files, egress, VMM."""
+        record, around = self._owner.record, self._around
+        async with self._owner.stage(Stage.SLOT):
+            literal = await around.egress.policies.literals(record.policy)
+            edge = await self._take_slot(record, literal=literal)
+        binding = self.bind(edge)
+        self._undo.push_async_callback(self._end_egress)
+        async with steps.beside(binding.begin(), f"{record.sandbox}: egress") as bound:
+            async with self._owner.stage(Stage.DISK):
+                await self._make_files(record, origin)
+            async with self._owner.stage(Stage.EGRESS):
+                await bound  # before anything of the guest runs
+        async with self._owner.stage(Stage.SPAWN):
+            self._hold(Kind.VMM)
+            self._undo.push_async_callback(self._end_vmm)
+            plan = steps.plan_of(record)
+            self.take(await (around.vmm.restore(plan) if origin.restore else around.vmm.boot(plan)))
+
+    async def _take_slot(self, record: Record, *, literal: bool) -> Edge:
+        around = self._around
+        if self.slot is not None:  # that of its disk
+            return await around.slots.make(self.slot, literal=literal)
+        slot, edge = around.slots.take(record.sandbox, record.generation, record.tenant)
+        self.slot = slot
+        self._undo.push_async_callback(around.releases.slot, slot)
+        return edge or await around.slots.make(slot, literal=literal)
+
+    async def _make_files(self, record: Record, origin: Origin) -> None:
+        assert self.slot is not None, "the slot comes before its files"
+        rootd = self._around.rootd
+        if origin.disk:
+            self._unsure = origin.disk != record.generation
+            await rootd.renew_sandbox(record.sandbox, origin.disk, record.generation)
+            self._unsure = False
+            return
+        self._hold(Kind.FILES)
+        self._undo.push_async_callback(self._remove_files)
+        await rootd.create_sandbox(steps.files_of(record, self.slot, origin.snapshot))
+
+    async def _boot(self) -> None:
+        async with self._owner.stage(Stage.BOOT):
+            await self.while_alive(self.open_channel(reconnect=False))
+        async with self._owner.stage(Stage.CONFIGURE):
+            if not await self.configured(limits.CONFIGURE):
+                raise DeadlineExceeded(f"the guest did not take clock, name and environment within {limits.CONFIGURE:g} s")
+
+    async def _wake_up(self) -> None:
+        """A guest that was restored: it stands still, and answers nothing before it is another one."""
+        machine, record = self.machine, self._owner.record
+        assert machine is not None, "it was spawned"
+        async with self._owner.stage(Stage.RESUME):
+            await machine.resume()
+        async with self._owner.stage(Stage.HELLO):
+            await self.while_alive(self.open_channel(reconnect=True))
+        async with self._owner.stage(Stage.IMPRINT):
+            await self.while_alive(self._guest().imprint(record.sandbox))
+        async with self._owner.stage(Stage.CLAIM):
+            await self.while_alive(self._guest().claim(record.env))
+
+    async def take_disk_out(self, snapshot: str) -> None:
+        """Its disk as the snapshot has it, and nothing else: no VMM, no egress, no memory. The slot's number stays, as the disk's uid."""
+        record, around = self._owner.record, self._around
+        slot, edge = around.slots.take(record.sandbox, record.generation, record.tenant)
+        self.slot = slot
+        self._undo.push_async_callback(around.releases.slot, slot)
+        (edge or await around.slots.make(slot, literal=False)).close()
+        await self._make_files(record, Origin(snapshot))
+        await around.rootd.renew_sandbox(record.sandbox, record.generation, record.generation)
+        await around.releases.namespace(slot)
+
+    # -- parts that others use -----------------------------------------------------------------------------------
+
+    def take(self, machine: Machine) -> None:
+        """This is its machine."""
+        self._undo.push_async_callback(self._let_go_of, machine)
+        self.machine = machine
+
+    def bind(self, edge: Edge | None = None) -> Binding:
+        """Egress knows it from now on. edge: of the slot that was made for it; none where an earlier node did."""
+        assert self.slot is not None, "the slot comes before what is bound to it"
+        self.binding = self._around.egress.found(self._owner.record, self.slot, self._owner.told(), edge)
+        return self.binding
+
+    async def open_channel(self, *, reconnect: bool) -> None:
+        """A session with the guest."""
+        assert self.machine is not None, "the VMM comes before the channel"
+        control, bulk = await self.machine.connect()
+        self.guest = await Guest.open(control, bulk, self.op, reconnect=reconnect)
+        self._undo.push_async_callback(self.guest.aclose)
+        self._owner.connected(self.guest)
+
+    async def configured(self, seconds: float) -> bool:
+        """Whether the guest took clock, name and environment in that time."""
+        record, guest = self._owner.record, self._guest()
+        try:
+            async with asyncio.timeout(seconds):
+                await self.while_alive(guest.configure(hostname=record.sandbox, env=record.env))
+        except TimeoutError:
+            return False
+        return True
+
+    async def set_clock(self, after: str) -> None:
+        """By configuring it again. It has entropy and name from its boot: one that only stays silent (its files are frozen) runs on."""
+        if not await self.configured(limits.RECONFIGURE):
+            words = "%s: after %s the guest did not take its clock within %g s; it runs on, its clock may be wrong"
+            log.warning(words, self.op.sandbox, after, limits.RECONFIGURE)
+
+    async def while_alive(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do it; SandboxDied as soon as the VMM ends."""
+        assert self.machine is not None, "there is a VMM"
+        return await steps.while_alive(self.machine, work, self.op.sandbox)
+
+    def _guest(self) -> Guest:
+        if self.guest is None:
+            raise SandboxDied(f"sandbox {self.op.sandbox} has just lost its channel")
+        return self.guest
+
+    # -- its end -------------------------------------------------------------------------------------------------
+
+    def owe_everything(self) -> None:
+        """What a node before this one may have made, in the order of `prepare`."""
+        self._undo.callback(self._around.gate.leave, self.op.sandbox)
+        self._owe_disk()
+        self._undo.push_async_callback(self._end_egress)
+        self._undo.push_async_callback(self._end_vmm)
+
+    def _owe_disk(self) -> None:
+        self.slot = self._around.ledger.slot_of(self.op.sandbox)
+        if self.slot is not None:
+            self._undo.push_async_callback(self._around.releases.slot, self.slot)
+        self._undo.push_async_callback(self._remove_files)
+
+    async def free_compute(self) -> None:
+        """VMM, channel, egress, namespace, memory; the disk and the slot's number stay. The stack's own releases find nothing left then."""
+        if self.guest is not None:
+            await self.guest.aclose()
+        if self.machine is not None:
+            await self._let_go_of(self.machine)
+        await self._end_vmm()
+        await self._end_egress()
+        if self.slot is not None:
+            await self._around.releases.namespace(self.slot)
+        self._around.gate.leave(self.op.sandbox)
+        self.guest = self.machine = self.binding = None
+
+    async def undo_all(self) -> None:
+        """Everything, the disk as well."""
+        await self.find_generation()
+        try:
+            await self._undo.aclose()
+        except Exception:
+            # Releases repeat until they succeed, so this is a mistake of ours in an undo; the others have been done nevertheless.
+            log.exception("%s: an undo failed", self.op.sandbox)
+        self.guest = self.machine = self.binding = self.slot = None
+
+    async def find_generation(self) -> int:
+        """By which number the host knows its disk, which was to get another: that of whatever is undone from now on."""
+        found = await self._around.releases.generation(self.op.sandbox) if self._unsure else None
+        if found is not None:
+            self.op = SandboxOp(self.op.sandbox, found)
+        self._unsure = False
+        return self.op.generation
+
+    async def _end_vmm(self) -> None:
+        await self._around.releases.vmm(self.op)
+
+    async def _end_egress(self) -> None:
+        await self._around.releases.egress(self.op)
+
+    async def _remove_files(self) -> None:
+        await self._around.releases.files(self.op)
+
+    async def _let_go_of(self, machine: Machine) -> None:
+        await machine.aclose()
+        self.machine = None
+
+    def _hold(self, kind: Kind) -> None:
+        record = self._owner.record
+        self._around.ledger.hold(Holding(kind, record.sandbox, record.sandbox, record.generation, record.tenant))

@@ -1,0 +1,190 @@
+"""Lives of real guests by the node's verbs: suspended, woken, stopped, started, rolled back, forked, with nothing lost and nothing left."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+import uvloop
+
+from space.model.errors import Conflict
+from space.model.ids import new_checkpoint_id, new_process_id, new_sandbox_id
+from space.rpc import life_api
+from space.rpc import node_api as api
+from space.rpc.session import Data, Message, Session
+from space.testing import leaks
+from space.testing.bareinstance import BESIDE_NODE, BareInstance, bare_instance
+
+CYCLES = 5
+
+
+@pytest.fixture
+def bare() -> Iterator[BareInstance]:
+    with bare_instance(*BESIDE_NODE, "node") as one:
+        yield one
+
+
+@dataclass
+class Host:
+    """Control's part, played by root."""
+
+    session: Session
+
+    async def states(self, verb: str, asked: msgspec.Struct) -> list[api.SandboxState]:
+        async with await self.session.open(verb, asked, finish=True) as stream:
+            found = [event.payload async for event in stream if isinstance(event, Message)]
+        return [msgspec.msgpack.decode(each, type=api.SandboxState) for each in found if b"forked" not in each[:12]]
+
+    async def last(self, verb: str, asked: msgspec.Struct) -> api.SandboxState:
+        return (await self.states(verb, asked))[-1]
+
+    async def create(self, **more: object) -> api.SandboxState:
+        asked = msgspec.structs.replace(api.Create(new_sandbox_id(), "acme", 1, "base", 1, 256, 2048, {}), **more)
+        state = await self.last("create", asked)
+        assert state.phase == "running", state.reason
+        return state
+
+    async def do(self, verb: str, sandbox: str, phase: str) -> api.SandboxState:
+        state = await self.last(verb, api.Target(sandbox))
+        assert state.phase == phase, state.reason
+        return state
+
+    async def wake(self, sandbox: str, generation: int, *, cold: bool = False) -> api.SandboxState:
+        state = await self.last("wake", life_api.Wake(sandbox=sandbox, generation=generation, cold=cold))
+        assert (state.phase, state.generation) == ("running", generation), state.reason
+        return state
+
+    async def run(self, sandbox: str, script: str) -> str:
+        asked = api.Exec(sandbox, ["sh", "-ec", script], user="root")
+        async with await self.session.open("exec", asked, finish=True) as stream:
+            out, end = b"", b""
+            async for event in stream:
+                out, end = (out + event.payload, end) if isinstance(event, Data) else (out, event.payload)
+        ended = msgspec.msgpack.decode(end, type=api.Exited)
+        assert ended.code == 0, (script, out, ended)
+        return out.decode().strip()
+
+    async def delete(self, *sandboxes: str) -> None:
+        for sandbox in sandboxes:
+            await self.session.call("delete", api.Target(sandbox))
+
+
+def run(bare: BareInstance, work: Callable[[Host], Awaitable[None]]) -> None:
+    async def with_session() -> None:
+        session = await Session.connect(bare.instance.node_socket)
+        try:
+            await work(Host(session))
+        finally:
+            await session.aclose()
+
+    uvloop.run(with_session())
+    leaks.settle(lambda: leaks.of_sandboxes(bare.instance))
+
+
+SUMS = "cat /tmp/c/* | sha256sum; cat /dev/shm/c/* | sha256sum; ls /tmp/c | wc -l"
+
+
+def test_cycles_of_write_suspend_and_wake_lose_nothing_and_processes_go_on_without_a_gap(bare: BareInstance) -> None:
+    async def work(host: Host) -> None:
+        sandbox = (await host.create()).sandbox
+        await host.run(sandbox, "mkdir /tmp/c /dev/shm/c; echo start > /tmp/c/0; cp /tmp/c/0 /dev/shm/c/0")
+        name = new_process_id()
+        script = "n=0; while :; do n=$((n+1)); echo line $n; sleep 0.05; done"
+        await host.session.call("exec", api.Exec(sandbox, ["sh", "-c", script], process=name, attach=False, named=True))
+        for cycle in range(1, CYCLES + 1):
+            await host.run(sandbox, f"head -c 300000 /dev/urandom > /tmp/c/{cycle}; cp /tmp/c/{cycle} /dev/shm/c/{cycle}")
+            sums = await host.run(sandbox, SUMS)
+            suspended = await host.do("suspend", sandbox, "suspended")
+            with pytest.raises(Conflict, match="is suspended"):
+                await host.run(sandbox, "true")
+            woken = await host.wake(sandbox, cycle + 1)
+            assert woken.start == "restore"
+            assert await host.run(sandbox, SUMS) == sums
+            assert abs(int(await host.run(sandbox, "date +%s")) - time.time()) < 5
+        print("suspend:", suspended.stages_ms, suspended.snapshot_bytes >> 20, "MiB; wake:", woken.stages_ms)
+        asked = api.Attach(sandbox, name, stdout=0, follow=False)
+        async with await host.session.open("attach", asked, finish=True) as stream:
+            out = b"".join([event.payload async for event in stream if isinstance(event, Data)])
+        numbers = [int(each) for each in re.findall(rb"line (\d+)\n", out)]
+        assert len(numbers) > 20 * CYCLES / 5
+        assert numbers == list(range(1, len(numbers) + 1))
+        await host.delete(sandbox)
+
+    run(bare, work)
+
+
+def test_stop_keeps_the_disk_and_a_suspended_one_is_stopped_without_a_boot(bare: BareInstance) -> None:
+    async def work(host: Host) -> None:
+        sandbox = (await host.create()).sandbox
+        await host.run(sandbox, "echo kept > /root/kept; echo lost > /dev/shm/lost")
+        stopped = await host.do("stop", sandbox, "stopped")
+        started = await host.wake(sandbox, 2)
+        print("stop:", stopped.stages_ms, "start:", started.stages_ms)
+        assert started.start == "cold"
+        assert await host.run(sandbox, "cat /root/kept; ls /dev/shm") == "kept"
+        await host.run(sandbox, "echo more > /root/more; echo here > /dev/shm/here")
+        await host.do("suspend", sandbox, "suspended")
+        assert (await host.do("stop", sandbox, "stopped")).snapshot_bytes == 0
+        await host.wake(sandbox, 3)
+        assert await host.run(sandbox, "cat /root/kept /root/more; ls /dev/shm") == "kept\nmore"
+        await host.do("suspend", sandbox, "suspended")
+        assert (await host.wake(sandbox, 4, cold=True)).start == "cold"
+        assert await host.run(sandbox, "cat /root/more") == "more"
+        await host.delete(sandbox)
+
+    run(bare, work)
+
+
+def test_a_checkpoint_is_gone_back_to_with_memory_and_disk(bare: BareInstance) -> None:
+    async def work(host: Host) -> None:
+        sandbox, name = (await host.create()).sandbox, new_checkpoint_id()
+        await host.run(sandbox, "echo before | tee /root/x /dev/shm/x")
+        asked = life_api.Checkpoint(sandbox=sandbox, checkpoint=name)
+        made = msgspec.msgpack.decode(await host.session.call("checkpoint", asked), type=life_api.Checkpointed)
+        print(f"checkpoint: stood still for {made.stopped_ms} ms, {made.bytes >> 20} MiB")
+        assert made.stopped_ms < 1000
+        for generation in (2, 3):
+            await host.run(sandbox, "echo after | tee /root/x /dev/shm/x")
+            back = await host.last("rollback", life_api.Rollback(sandbox=sandbox, checkpoint=name, generation=generation))
+            assert (back.phase, back.checkpoints) == ("running", 1), back.reason
+            assert await host.run(sandbox, "cat /root/x /dev/shm/x") == "before\nbefore"
+        await host.delete(sandbox)
+
+    run(bare, work)
+
+
+WHO = """hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id /proc/sys/kernel/random/uuid
+head -c 16 /dev/urandom | od -An -tx1"""
+
+
+def test_forks_share_the_past_and_differ_in_files_and_identity_and_their_processes_go_on(bare: BareInstance) -> None:
+    async def work(host: Host) -> None:
+        parent, name = (await host.create()).sandbox, new_process_id()
+        await host.run(parent, "echo common > /root/x")
+        script = "n=0; while :; do n=$((n+1)); echo line $n; sleep 0.2; done"
+        await host.session.call("exec", api.Exec(parent, ["sh", "-c", script], process=name, attach=False, named=True))
+        children = [life_api.Child(sandbox=new_sandbox_id(), generation=1) for _ in range(3)]
+        ends = {each.sandbox: each for each in await host.states("fork", life_api.Fork(sandbox=parent, children=children))}
+        assert [each.phase for each in ends.values()] == ["running"] * 3, ends
+        print("fork:", next(iter(ends.values())).stages_ms)
+        everyone = [parent, *ends]
+        for sandbox in everyone:
+            await host.run(sandbox, f"echo {sandbox} >> /root/x")
+        for sandbox in everyone:
+            assert await host.run(sandbox, "cat /root/x") == f"common\n{sandbox}"
+        who = [(await host.run(sandbox, WHO)).splitlines() for sandbox in everyone]
+        for column in zip(*who[1:], strict=True):
+            assert len(set(column)) == len(ends), column
+        assert not set(who[0]) & {word for each in who[1:] for word in each}
+        for sandbox in everyone:  # each has the process, and its own output of it
+            async with asyncio.timeout(20):
+                listed = msgspec.msgpack.decode(await host.session.call("processes", api.Target(sandbox)), type=api.ProcessList)
+            assert [(each.process, each.state) for each in listed.processes if each.process == name] == [(name, "running")]
+        await host.delete(*everyone)
+
+    run(bare, work)
