@@ -45,6 +45,7 @@ class Book:
         self._events = events
         self._ended: dict[str, deque[str]] = {}  # by tenant, the oldest first: what the store keeps
         self._repeats: dict[tuple[str, str], Repeat] = {}
+        self.beside: Callable[[str], Usage] = lambda tenant: Usage()
         self._burying = 0  # ended, and not committed yet
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -80,10 +81,14 @@ class Book:
         return Counter((entry.record.tenant, entry.record.phase.value) for entry in self.live.values())
 
     def usage(self, tenant: str) -> Usage:
-        """What a tenant's sandboxes take that have not ended. Counted anew each time: nothing can be freed twice or never."""
+        """What a tenant's sandboxes take that have not ended, and what is beside them: counted anew, so nothing is freed twice or never."""
         specs = [entry.record.spec for entry in self.live.values() if entry.record.tenant == tenant and not entry.record.ended]
+        more = self.beside(tenant)
         return Usage(
-            len(specs), sum(spec.cpus for spec in specs), sum(spec.memory_mib for spec in specs), sum(spec.disk_mib for spec in specs)
+            len(specs) + more.sandboxes,
+            sum(spec.cpus for spec in specs) + more.cpus,
+            sum(spec.memory_mib for spec in specs) + more.memory_mib,
+            sum(spec.disk_mib for spec in specs) + more.disk_mib,
         )
 
     def mine(self, tenant: str, sandbox: str) -> Entry | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from sqlalchemy import Connection, delete, func, insert, select, update
@@ -74,6 +74,17 @@ class Page:
     oldest: int
 
 
+class Telling(Protocol):
+    """What becomes an event."""
+
+    @property
+    def kind(self) -> str:
+        """Of the event."""
+
+    def row(self) -> dict[str, Any]:
+        """As it is stored."""
+
+
 class Waiter:
     """Who follows a tenant's events. Register, then read, then wait: nothing falls between."""
 
@@ -124,7 +135,7 @@ class EventLog:
             for waiter in waiters:
                 waiter.wake(closed=True)
 
-    def with_news(self, change: Callable[[Connection], Any], news: Sequence[News]) -> Callable[[Connection], Any]:
+    def with_news(self, change: Callable[[Connection], Any], news: Sequence[Telling]) -> Callable[[Connection], Any]:
         """`change` and what it tells, for one transaction; hand the future of it to `announce`."""
         rows = [one.row() for one in news]
         for one in news:

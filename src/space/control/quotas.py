@@ -83,9 +83,22 @@ class Quotas:
             if most is not None and has + wanted > most:
                 self.observe(tenant, name)
                 raise QuotaPassed(
-                    f"tenant {tenant} may have {name} {most}; its sandboxes have {has}, and this one wants {wanted}",
-                    hint="delete a sandbox, or ask the operator for a larger quota",
+                    f"tenant {tenant} may have {name} {most}; it has {has}, and this wants {wanted}",
+                    hint="delete a sandbox or a template, or ask the operator for a larger quota",
                 )
+
+    def room(self, tenant: str, used: Callable[[], Usage], *, most: int) -> int:
+        """MiB of disk that the tenant may have more, at most `most`. QuotaPassed when there is none."""
+        quota = self.effective(tenant).disk_mib
+        if quota is None:
+            return most
+        if (left := quota - used().disk_mib) <= 0:
+            self.observe(tenant, "disk_mib")
+            raise QuotaPassed(
+                f"tenant {tenant} may have disk_mib {quota}, and has {used().disk_mib}",
+                hint="delete a sandbox or a template, or ask the operator for a larger quota",
+            )
+        return min(left, most)
 
     def spend(self, tenant: str) -> None:
         """One request. TooMany says in how many seconds there is one again."""

@@ -10,10 +10,11 @@ from starlette.types import Send
 
 from space.control import answers, limits, trees, wire
 from space.control.answers import Answer
+from space.control.builds import Build
 from space.control.call import Call, flag, number
 from space.control.route import JSON, NDJSON, Access, Body, Query, Reply, Route
 from space.control.services import Services
-from space.control.templates import LATEST, Build
+from space.control.templates import LATEST
 from space.control.wire_templates import (
     BuildInfo,
     BuildList,
@@ -91,43 +92,43 @@ async def prune(call: Call, services: Services) -> Answer:
 
 async def plan_build(call: Call, services: Services) -> Answer:
     """POST /v1/builds/plan."""
-    return answers.value(services.templates.plan(wire.decode(await call.json(_BODY), PlanRequest).recipe))
+    return answers.value(services.templates.builds.plan(wire.decode(await call.json(_BODY), PlanRequest).recipe))
 
 
 async def create_build(call: Call, services: Services) -> Answer:
     """POST /v1/builds."""
-    build = await services.templates.begin(call.tenant, wire.decode(await call.json(_BODY), BuildRequest))
+    build = await services.templates.builds.begin(call.tenant, wire.decode(await call.json(_BODY), BuildRequest))
     return answers.value(build.info(), 201, Location=f"/v1/builds/{build.id}")
 
 
 async def list_builds(call: Call, services: Services) -> Answer:
     """GET /v1/builds."""
-    return answers.value(BuildList([build.info() for build in services.templates.builds(call.tenant)]))
+    return answers.value(BuildList([build.info() for build in services.templates.builds.builds(call.tenant)]))
 
 
 async def get_build(call: Call, services: Services) -> Answer:
     """GET /v1/builds/{build}."""
-    return answers.value(services.templates.build(call.tenant, call.params["build"]).info())
+    return answers.value(services.templates.builds.build(call.tenant, call.params["build"]).info())
 
 
 async def put_files(call: Call, services: Services) -> Answer:
     """PUT /v1/builds/{build}/files."""
-    build = services.templates.build(call.tenant, call.params["build"])
+    build = services.templates.builds.build(call.tenant, call.params["build"])
     if call.media_type not in (trees.MEDIA_TYPE, "application/octet-stream", ""):
         raise Unsupported(f"media type {call.media_type[:80]!r} is no tar stream", hint=f"send {trees.MEDIA_TYPE}")
-    await services.templates.feed(build, call.pieces(None))
+    await services.templates.builds.feed(build, call.pieces(None))
     return answers.value(build.info())
 
 
 async def delete_build(call: Call, services: Services) -> Answer:
     """DELETE /v1/builds/{build}."""
-    services.templates.cancel(services.templates.build(call.tenant, call.params["build"]))
+    services.templates.builds.cancel(services.templates.builds.build(call.tenant, call.params["build"]))
     return answers.nothing()
 
 
 async def build_log(call: Call, services: Services) -> LogAnswer:
     """GET /v1/builds/{build}/log."""
-    build = services.templates.build(call.tenant, call.params["build"])
+    build = services.templates.builds.build(call.tenant, call.params["build"])
     after = number(call.argument("after"), "after", default=0, least=0, most=2**53)
     return LogAnswer(call, build, after, flag(call.argument("follow"), "follow", default=False))
 

@@ -103,8 +103,12 @@ class Sandboxes:
         return sum(entry.busy for entry in self._book.live.values())
 
     def usage(self, tenant: str) -> Usage:
-        """What a tenant's sandboxes take."""
+        """What a tenant's sandboxes take, and what is beside them."""
         return self._book.usage(tenant)
+
+    def beside(self, usage: Callable[[str], Usage]) -> None:
+        """What else counts towards a tenant's quota: templates and their builders."""
+        self._book.beside = usage
 
     # -- what tenants ask -----------------------------------------------------------------------------------------------
 

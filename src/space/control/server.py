@@ -48,6 +48,7 @@ from space.control.quotas import defaults as quota_defaults
 from space.control.sandboxes import Sandboxes
 from space.control.services import Services
 from space.control.store.store import Store
+from space.control.template_figures import TemplateFigures
 from space.control.templates import Templates
 from space.control.timers import Timers
 from space.control.webhooks import Webhooks
@@ -108,8 +109,10 @@ async def compose(instance: Instance, settings: Settings) -> AsyncIterator[Servi
         audit = AuditLog(store, timers, keep_seconds=settings.audit_days * 86_400)
         audit.start()
         await events.start()
-        templates = Templates(store)
-        await templates.start(link)
+        templates = Templates(store, events, quotas)
+        await templates.start(link, sandboxes.usage)
+        sandboxes.beside(templates.usage)
+        figures.add(TemplateFigures(lambda: templates.sizes, lambda: templates.builds.under_way))
         await sandboxes.start(link, figures, templates.resolve)
         version = __version__
         allowed = networks(settings.webhook_networks)

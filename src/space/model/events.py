@@ -14,7 +14,10 @@ from typing import Literal, get_args
 
 from space.model.egress import Ask, PolicyStatus
 
-EventKind = Literal["created", "phase", "changed", "out_of_memory", "egress_asked", "egress_policy", "egress_worker_ended", "deleted"]
+EventKind = Literal[
+    "created", "phase", "changed", "out_of_memory", "egress_asked", "egress_policy", "egress_worker_ended", "deleted",
+    "template_built", "template_failed", "template_deleted",
+]  # fmt: skip
 EVENT_KINDS: tuple[str, ...] = get_args(EventKind)
 
 
@@ -26,7 +29,8 @@ class Event:
     `fields` anew. out_of_memory: the guest's kernel killed `count` more processes, the last of them `process`. egress_asked: a request
     waits for a person's word (`ask`). egress_policy: which policy says what may leave it, or whether the machine decides by it, is another
     (`policy`). egress_worker_ended: the process that served its traffic crashed `count` more times, the last for `detail`; the next packet
-    begins another. deleted: it is gone (or its creation was refused), and nothing follows.
+    begins another. deleted: it is gone (or its creation was refused), and nothing follows. template_built, template_failed,
+    template_deleted: of no sandbox (`sandbox` and `phase` are empty) but of the `template` (name:tag); detail: its digest, or the reason.
     """
 
     id: int
@@ -43,3 +47,4 @@ class Event:
     ask: Ask | None = None
     policy: PolicyStatus | None = None
     detail: str | None = None
+    template: str | None = None

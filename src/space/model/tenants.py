@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What a tenant may have at once, over its live sandboxes (paused ones too), and how fast it may ask. None: no limit of this kind.
+    """What a tenant may have at once, over its live sandboxes (paused ones too), builders and templates (their disks), and how fast it
+    may ask. None: no limit of this kind.
 
     requests_per_second refills an allowance of `burst` requests (None: twice the rate, one at least); administration is not counted.
     """
@@ -23,7 +24,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a tenant's live sandboxes take together."""
+    """What a tenant's live sandboxes and builders take together; disk_mib: also what its templates hold."""
 
     sandboxes: int = 0
     cpus: int = 0

@@ -33,7 +33,7 @@ def store(tmp_path):  # type: ignore[no-untyped-def]
         (Quota(sandboxes=2), "sandboxes 2"),
         (Quota(sandboxes=0), "sandboxes 0"),
         (Quota(cpus=8), None),
-        (Quota(cpus=7), "cpus 7; its sandboxes have 4, and this one wants 4"),
+        (Quota(cpus=7), "cpus 7; it has 4, and this wants 4"),
         (Quota(memory_mib=1535), "memory_mib 1535"),
         (Quota(memory_mib=1536), None),
         (Quota(disk_mib=6143), "disk_mib 6143"),
@@ -85,7 +85,7 @@ async def test_fifty_that_come_together_get_exactly_what_the_quota_has(world: Wo
         refused = next(answer for answer in answers if answer.status_code == 503)
         problem = refused.json()
         assert (problem["code"], problem["quota"]) == ("no_capacity", True)
-        assert problem["detail"] == "tenant other may have sandboxes 7; its sandboxes have 7, and this one wants 1"
+        assert problem["detail"] == "tenant other may have sandboxes 7; it has 7, and this wants 1"
         assert "retry-after" not in refused.headers
         assert world.node.created == 7
         # What is freed is freed once: repeated deletes make no more room.

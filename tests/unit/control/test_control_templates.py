@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from space.control import templates
+from space.control import builds, templates
 from space.model.errors import BuildFailed, NoCapacity
-from space.testing.simcontrol import World, dialogue, until
+from space.testing.simcontrol import World, controlled, dialogue, until
 
 RECIPE = 'version = 1\nname = "mine"\n[base]\ntemplate = "base"\n[[step]]\nrun = "true"\n[[step]]\ncopy = "app"\nto = "/app"\n'
 ASKED = {"recipe": RECIPE, "inputs": {"app": "1"}}
@@ -158,7 +158,7 @@ async def test_base_of_debians_packages_that_is_not_there_says_what_makes_it(wor
 
 @dialogue()
 async def test_builds_are_bounded_and_deletable(world: World) -> None:
-    begun = [(await world.client.post("/v1/builds", json=ASKED)).json()["id"] for _ in range(templates._MOST_WAITING)]
+    begun = [(await world.client.post("/v1/builds", json=ASKED)).json()["id"] for _ in range(builds._MOST_WAITING)]
     full = await world.client.post("/v1/builds", json=ASKED)
     assert (full.status_code, full.json()["code"]) == (503, NoCapacity.code)
     assert (await world.client.delete(f"/v1/builds/{begun[0]}")).status_code == 204
@@ -166,7 +166,7 @@ async def test_builds_are_bounded_and_deletable(world: World) -> None:
     assert (await built(world.client))["state"] == "done"
     twice = await world.client.put(f"/v1/builds/{begun[1]}/files", content=b"")
     assert twice.status_code == 200
-    await until(lambda: world.services is not None and world.services.templates.build("default", begun[1]).over)
+    await until(lambda: world.services is not None and world.services.templates.builds.build("default", begun[1]).over)
     again = await world.client.put(f"/v1/builds/{begun[1]}/files", content=b"")
     assert again.json()["code"] == "conflict"
 
@@ -175,9 +175,78 @@ async def test_builds_are_bounded_and_deletable(world: World) -> None:
 async def test_names_outlive_the_server(world: World) -> None:
     done = await built(world.client)
     assert world.services is not None
-    fresh = templates.Templates(world.services.templates._store)
-    await fresh.start(world.services.link)
+    now = world.services
+    fresh = templates.Templates(now.templates._store, now.events, now.quotas)
+    await fresh.start(now.link, now.sandboxes.usage)
     assert fresh.resolve("default", "mine") == ("mine", done["digest"])
+    assert fresh.sizes == {"default": 300}
+    assert [build.info().state for build in fresh.builds.builds("default")] == ["done"]
+
+
+async def told(client: httpx.AsyncClient) -> list[tuple[str, str, str]]:
+    kinds = "template_built,template_failed,template_deleted"
+    found = (await client.get(f"/v1/events?kind={kinds}")).text.splitlines()
+    events = [event for event in map(json.loads, found) if event["kind"] in kinds]
+    return [(event["kind"], event["template"], event.get("detail", "")) for event in events]
+
+
+@dialogue(start=False)
+async def test_build_that_a_restart_cut_off_is_told_as_failed_with_the_reason(world: World) -> None:
+    async with controlled(world):
+        await until(lambda: world.services is not None and world.services.link.is_up)
+        begun = (await world.client.post("/v1/builds", json=ASKED)).json()["id"]
+    async with controlled(world):
+        await until(lambda: world.services is not None and world.services.link.is_up)
+        found = (await world.client.get(f"/v1/builds/{begun}")).json()
+        assert (found["state"], found["name"], found["tag"]) == ("failed", "mine", "latest")
+        assert "restarted" in found["reason"]
+        assert (await lines(world.client, f"/v1/builds/{begun}/log?follow=1"))[-1]["reason"] == found["reason"]
+        assert await told(world.client) == [("template_failed", "mine:latest", found["reason"])]
+        assert (await world.client.put(f"/v1/builds/{begun}/files", content=b"")).json()["code"] == "conflict"
+        assert (await world.client.get("/v1/tenants/default/quota")).json()["used"]["sandboxes"] == 0
+        assert (await world.client.delete(f"/v1/builds/{begun}")).status_code == 204
+    async with controlled(world):
+        assert (await world.client.get("/v1/builds")).json() == {"builds": []}
+
+
+@dialogue()
+async def test_events_tell_of_templates_and_figures_count_them(world: World) -> None:
+    done = await built(world.client)
+    world.node.templating.fail_build = BuildFailed("step 1 (run true): it ended with status 3")
+    await built(world.client, tag="v2")
+    assert (await world.client.delete("/v1/templates/mine")).status_code == 204
+    assert await told(world.client) == [
+        ("template_built", "mine:latest", done["digest"]),
+        ("template_failed", "mine:v2", "step 1 (run true): it ended with status 3"),
+        ("template_deleted", "mine:latest", done["digest"]),
+    ]
+    assert 'space_events_total{kind="template_failed"} 1.0' in (await world.client.get("/metrics")).text
+
+
+@dialogue()
+async def test_quota_counts_builders_while_they_are_there_and_templates_disks_after(world: World) -> None:
+    client = world.client
+
+    async def used() -> dict[str, int]:
+        return dict((await client.get("/v1/tenants/default/quota")).json()["used"])
+
+    begun = (await client.post("/v1/builds", json=ASKED)).json()["id"]
+    assert await used() == {"sandboxes": 1, "cpus": 1, "memory_mib": 1024, "disk_mib": 2048}
+    await client.delete(f"/v1/builds/{begun}")
+    assert (await used())["sandboxes"] == 0
+    await built(client)
+    assert await used() == {"sandboxes": 0, "cpus": 0, "memory_mib": 0, "disk_mib": 300}
+    assert 'space_template_bytes{tenant="default"} 3.145728e+08' in (await client.get("/metrics")).text
+    await client.put("/v1/tenants/default/quota", json={"disk_mib": 2300})
+    refused = await client.post("/v1/builds", json=ASKED)
+    assert (refused.status_code, refused.json()["quota"]) == (503, True), refused.text
+    assert (await client.post("/v1/sandboxes", json={})).json()["quota"] is True
+    file = (await client.get("/v1/templates/base/file")).content
+    assert (await client.post("/v1/templates/other/file", content=file)).json()["code"] == "invalid_argument"  # 2048 MiB, 2000 are left
+    await client.put("/v1/tenants/default/quota", json={"disk_mib": 300})
+    assert (await client.post("/v1/templates/other/file", content=file)).json()["quota"] is True
+    await client.delete("/v1/templates/mine")
+    assert (await used())["disk_mib"] == 0
 
 
 @dialogue()

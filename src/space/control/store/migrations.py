@@ -239,7 +239,32 @@ def _fifth(connection: Connection) -> None:
         connection.execute(text(f"ALTER TABLE sandboxes ADD COLUMN {column}"))
 
 
-STEPS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third, _fourth, _fifth)
+def _templates_of_tenants(connection: Connection) -> None:
+    """What templates' disks hold, and builds."""
+    tables = MetaData()
+    Table(
+        "template_disks",
+        tables,
+        Column("tenant", String(39), primary_key=True),
+        Column("digest", String(64), primary_key=True),
+        Column("used_mib", BigInteger, nullable=False),
+    )
+    Table(
+        "builds",
+        tables,
+        Column("id", String(23), primary_key=True),
+        Column("tenant", String(39), nullable=False),
+        Column("name", String(63), nullable=False),
+        Column("tag", String(63), nullable=False),
+        Column("state", String(16), nullable=False),
+        Column("digest", String(64), nullable=True),
+        Column("reason", String, nullable=True),
+        Column("created_us", BigInteger, nullable=False),
+    )
+    tables.create_all(connection)
+
+
+STEPS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third, _fourth, _fifth, _templates_of_tenants)
 
 
 def version(connection: Connection) -> int:

@@ -169,3 +169,26 @@ template_names = Table(
     Column("digest", String(64), nullable=False),
     Column("created_us", BigInteger, nullable=False),
 )
+
+# Who has a template's disk, which its quota counts; also of one that no tag leads to any more.
+template_disks = Table(
+    "template_disks",
+    metadata,
+    Column("tenant", String(39), primary_key=True),
+    Column("digest", String(64), primary_key=True),
+    Column("used_mib", BigInteger, nullable=False),
+)
+
+# One that is `waiting` or `building` when control begins was cut off by the end of the one before.
+builds = Table(
+    "builds",
+    metadata,
+    Column("id", String(23), primary_key=True),
+    Column("tenant", String(39), nullable=False),
+    Column("name", String(63), nullable=False),
+    Column("tag", String(63), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("digest", String(64), nullable=True),
+    Column("reason", String, nullable=True),
+    Column("created_us", BigInteger, nullable=False),
+)
