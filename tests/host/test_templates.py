@@ -111,3 +111,27 @@ def test_what_a_killed_rootd_left_is_removed_by_the_next(host: RootHost) -> None
     host.rootd.wait()
     host.start_rootd()
     assert [entry.name for entry in host.instance.templates.iterdir()] == [ONE]
+
+
+def test_template_of_an_older_version_is_put_onto_what_this_machine_has(host: RootHost) -> None:
+    keep(host, host.prepare().sandbox)
+    path = host.instance.templates / ONE / "manifest.json"
+    old = json.loads(path.read_text()) | {"version": 1, "root": "f" * 64, "kernel": "0" * 32}
+    del old["hooks"]
+    path.write_text(json.dumps(old))
+    with pytest.raises(Conflict, match="cannot be used"):
+        store(host).template_by_digest(ONE)
+    [(broken, error)] = store(host).unusable_templates()
+    assert (broken.tenant, broken.start, error.hint is None) == ("acme", ("serve",), False)
+    host.ask(lambda client: client.rebase_template(RebaseTemplate(ONE, STAYS, TWO, broken.settings())))
+    made = store(host).template_by_digest(TWO)
+    assert (made.kernel, made.root, made.start, made.tenant) == (STAYS, "f" * 64, ("serve",), "acme")
+
+
+def test_template_that_somebody_stands_on_was_used_now(host: RootHost) -> None:
+    first = host.prepare()
+    keep(host, first.sandbox)
+    os.utime(host.instance.templates / ONE, (1, 1))
+    host.ask(lambda client: client.destroy_sandbox(first.sandbox, 1))
+    host.ask(lambda client: client.create_sandbox(replace(first, template=ONE)))
+    assert (host.instance.templates / ONE).stat().st_mtime > 1e9

@@ -13,10 +13,11 @@ in their instance, `<instance>/templates/<digest>/` (`config.shelf`), and stand 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from space.config.manifest import TemplateManifest, load
+from space.config.manifest import TemplateManifest, load, salvage
 from space.model.errors import Conflict, NotFound
 from space.model.ids import digest, template_name
 
@@ -76,6 +77,28 @@ class Store:
                     found.append(_loaded(entry))
                 except (Conflict, FileNotFoundError):  # refused by whoever names it, with the reason
                     continue
+        return found
+
+    def salvaged(self, wanted: str) -> TemplateManifest:
+        """What can be read of one that cannot be used any more (`manifest.salvage`), or of one that can; NotFound, Conflict."""
+        try:
+            return self.template_by_digest(wanted)
+        except Conflict:
+            with (self.directory(wanted) / "manifest.json").open("rb") as file:
+                return salvage(file.read(_MOST), wanted)
+
+    def unusable_templates(self) -> list[tuple[TemplateManifest, Conflict]]:
+        """Those of the instance that this version of space does not read, as far as they can be, and why."""
+        found = []
+        for entry in sorted(self.own.iterdir()) if self.own is not None and self.own.is_dir() else ():
+            if not entry.name.startswith("."):
+                try:
+                    _loaded(entry)
+                except FileNotFoundError:
+                    continue
+                except Conflict as error:
+                    with suppress(Conflict, OSError):
+                        found.append((self.salvaged(entry.name), error))
         return found
 
     def stands(self, manifest: TemplateManifest) -> None:

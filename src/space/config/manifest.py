@@ -148,6 +148,26 @@ def load(data: bytes, wanted: str) -> TemplateManifest:
     return manifest
 
 
+def salvage(data: bytes, wanted: str) -> TemplateManifest:
+    """What can be read of a manifest of any version, for a rebake: whose it is, how its sandboxes begin, what they trust.
+
+    What it boots with is empty. Conflict: it is none, it was never completed, or it is another's.
+    """
+    try:
+        raw = json.loads(data)
+    except (ValueError, RecursionError):
+        raw = None
+    if not isinstance(raw, dict):
+        raise Conflict(f"template {wanted[:64]} cannot be used: its manifest is none", hint="build it again")
+    if raw.get("digest") != wanted or raw.get("complete", True) is not True:
+        raise Conflict(f"template {wanted[:64]} cannot be used: its manifest is another's, or not complete", hint="build it again")
+    fit = {name: raw[name] for name, fits in AUTHORS.items() if name in raw and fits(raw[name])}
+    facts = {name: raw[name] for name in ("root", "disk_bytes", "kernel_release", "parent") if name in raw and _MACHINES[name](raw[name])}
+    plain: dict[str, Any] = {"name": "", "source": "", "protocol": 0, "kernel_release": "", "disk_bytes": 0}
+    read = {name: tuple(value) if isinstance(value, list) else value for name, value in fit.items()}
+    return TemplateManifest(**{**plain, **facts, **read}, digest=wanted, kernel="", initramfs="", qemu="")
+
+
 def _fields(source: str | Mapping[str, Any], wanted: Mapping[str, Callable[[Any], bool]]) -> dict[str, Any]:
     raw = json.loads(source) if isinstance(source, str) else source
     if not isinstance(raw, dict):

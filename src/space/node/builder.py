@@ -13,6 +13,7 @@ import json
 import logging
 import time
 import zlib
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
@@ -37,6 +38,7 @@ from space.node.reader import Reader
 from space.node.relay import TREE_PUT, Held
 from space.node.sandbox import Sandbox
 from space.node.surroundings import Surroundings
+from space.node.templates import Templates
 from space.rpc import node_api as api
 from space.rpc.session import Data, Stream
 
@@ -54,9 +56,10 @@ _READY_PAUSE = 1.0
 class Builds:
     """Every build of a node."""
 
-    def __init__(self, around: Surroundings, store: Store) -> None:
+    def __init__(self, around: Surroundings, store: Store, templates: Templates) -> None:
         self._around = around
         self._store = store
+        self._templates = templates
         self._running: set[str] = set()
 
     async def build(self, stream: Stream, asked: api.TemplateBuild) -> TemplateManifest:
@@ -82,10 +85,15 @@ class Builds:
             raise NoCapacity(f"{len(self._running)} builds run on this node", hint="wait for one to end")
         name = new_sandbox_id()
         self._running.add(name)
+        needed = Counter(layer.digest for layer in layers)
+        self._templates.needed += needed
         try:
+            await self._templates.make_room()
             return await _Build(self._around, self._store, stream, tenant, recipe, base, layers).run(name)
         finally:
+            self._templates.needed -= needed
             self._running.discard(name)
+            await self._templates.make_room()
 
     def _base(self, recipe: Recipe, asked: api.TemplateBuild) -> TemplateManifest:
         if asked.base:

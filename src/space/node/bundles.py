@@ -104,6 +104,7 @@ class Bundles:
         now = self._store.template(DEFAULT_TEMPLATE)
         self._store.stands(now)
         with self._turn(f"import {id(stream)}"):
+            await self._templates.make_room()
             coming = _Coming(self, asked, now)
             try:
                 await coming.receive(stream)

@@ -52,7 +52,7 @@ class Node:
         self._stopping = False
         self._background: set[asyncio.Task[None]] = set()
         self.templates = Templates(around, store)
-        self.builds = Builds(around, store)
+        self.builds = Builds(around, store, self.templates)
         self.bundles = Bundles(around, store, self.templates, self.builds)
         around.accelerators.probe_with(lambda kernel: probe.probe_kvm(around, store, kernel))
 
@@ -75,6 +75,8 @@ class Node:
         verdict = await self.around.accelerators.decide(manifest.kernel)
         if (there := self._join(asked)) is not None:  # a repeat overtook it during the probe
             return there
+        if self.templates.is_low:
+            self._in_background(self.templates.make_room())
         self.around.gate.enter(asked.sandbox, asked.memory_mib)
         record = Record(
             sandbox=asked.sandbox,

@@ -135,6 +135,8 @@ def create(place: Place, op: CreateSandbox) -> None:
     else:
         _check_slot(place, op)
         _make_files(place, wanted)
+        with suppress(OSError):  # a shipped one's is read-only for good
+            os.utime(place.instance.templates / op.template)  # what is pruned goes by who stood on it last
     tree, limits = place.tree(op.sandbox), machine.limits(op.cpus, op.memory_mib)
     tree.create()
     tree.limit(**asdict(limits))

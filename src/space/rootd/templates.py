@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import assert_never
 
@@ -31,7 +31,8 @@ def perform(place: Place, op: Shelving) -> tuple[int, ...]:
                 _put(place, held, op, f"{record.sandbox}/{DISK}", place.directory, record.template)
             case RebaseTemplate():
                 # its guests trust the root that lies in the disk, whatever boots it
-                root = place.store.template_by_digest(op.template).root
+                root = place.store.salvaged(op.template).root
+                used(place, op.template)
                 with _directory(os.fspath(place.store.directory(op.template).parent)) as parent:
                     _put(place, held, op, f"{op.template}/{DISK}", parent, op.onto, root=root)
             case StageTemplate():
@@ -55,6 +56,12 @@ def perform(place: Place, op: Shelving) -> tuple[int, ...]:
             case _:
                 assert_never(op)
     return ()
+
+
+def used(place: Place, digest: str) -> None:
+    """Somebody stands on it now: what is pruned goes by that."""
+    with suppress(OSError):
+        os.utime(place.instance.templates / digest)
 
 
 def tidy(place: Place) -> list[str]:

@@ -137,3 +137,26 @@ def test_template_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         Store(tmp_path, tmp_path / "own").template_by_digest(DIGEST)
     assert Store(tmp_path, tmp_path / "own").own_templates() == []
+
+
+def test_what_an_older_version_wrote_is_salvaged_and_nothing_else_is_believed() -> None:
+    old = json.loads(PLAIN.text()) | {
+        "version": 1,
+        "env": {"A=B": ""},
+        "kernel": "../../etc",
+        "later": 1,
+        "root": "f" * 64,
+        "tenant": "acme",
+    }
+    del old["parent"], old["hooks"]
+    found = manifest.salvage(json.dumps(old).encode(), DIGEST)
+    assert (found.tenant, found.start, found.root, found.env, found.kernel) == ("acme", ("x", "y"), "f" * 64, {}, "")
+    assert manifest.settings(found.settings())["start"] == ("x", "y")
+
+
+@pytest.mark.parametrize("change", [{"complete": False}, {"digest": OTHER}, {"complete": 1}])
+def test_what_was_never_a_template_is_not_salvaged(change: dict[str, object]) -> None:
+    with pytest.raises(Conflict):
+        manifest.salvage(json.dumps(json.loads(PLAIN.text()) | change).encode(), DIGEST)
+    with pytest.raises(Conflict):
+        manifest.salvage(b"[" * 9000, DIGEST)

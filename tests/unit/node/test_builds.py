@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from space.model.errors import BuildFailed, InvalidArgument, NoCapacity, NotFound, SpaceError
-from space.node import builder
+from space.node import builder, templates
 from space.rpc import node_api as api
 from space.rpc.session import Data, Session
 from space.testing.memorynode import MemoryNode
@@ -152,3 +154,53 @@ async def test_prune_drops_steps_and_says_so_before(tmp_path: Path) -> None:
         assert lab.node.templates.own("acme", built.digest).name == "t"
         _, steps, _ = await build(session, _RUN)
         assert steps == ["1 begun", "1 done"]
+
+
+def age(lab: MemoryNode, seconds: dict[str, float]) -> None:
+    for digest, when in seconds.items():
+        os.utime(kept(lab) / digest, (when, when))
+
+
+def kept(lab: MemoryNode) -> Path:
+    assert lab.host.store is not None
+    assert lab.host.store.own is not None
+    return lab.host.store.own
+
+
+def steps(lab: MemoryNode) -> list[str]:
+    assert lab.host.store is not None
+    return [each.digest for each in lab.host.store.own_templates() if each.kind == "step"]
+
+
+async def test_nearly_full_file_system_loses_the_steps_that_were_used_least_lately_and_no_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with MemoryNode(tmp_path) as lab, lab.connected() as session:
+        built = [(await build(session, _HEAD + f'[[step]]\nrun = ["echo", "{word}"]\n'))[0].digest for word in ("one", "two", "three")]
+        old, mid, new = steps(lab)
+        age(lab, {mid: 100, new: 200, old: 300})
+        monkeypatch.setattr(templates.Templates, "is_low", property(lambda self: mid in steps(lab)))
+        lab.node.templates.needed[new] += 1
+        await lab.node.templates.make_room()
+        assert sorted(steps(lab)) == sorted([old, new])
+        monkeypatch.setattr(templates.Templates, "is_low", property(lambda self: True))
+        await build(session, _RUN)  # begins and ends with room being made
+        assert steps(lab) == [new]
+        assert {each.digest for each in lab.host.store.own_templates() if each.kind == "template"} >= set(built)  # type: ignore[union-attr]
+
+
+async def test_template_of_another_version_is_listed_with_the_way_out_and_rebaked(tmp_path: Path) -> None:
+    async with MemoryNode(tmp_path) as lab, lab.connected() as session:
+        built, _, _ = await build(session, _RUN)
+        path = kept(lab) / built.digest / "manifest.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 1, "kernel": "0" * 32, "was": "there"}))
+        listed = msgspec.msgpack.decode(await session.call("templates", api.Tenant("acme")), type=api.TemplateList).templates
+        [broken] = [each for each in listed if each.tenant]
+        assert (broken.digest, broken.name) == (built.digest, "t")
+        assert "space template rebake" in broken.problem
+        with pytest.raises(NotFound):
+            await session.call("template_rebake", api.TemplateTarget("other", built.digest))
+        made = msgspec.msgpack.decode(
+            await session.call("template_rebake", api.TemplateTarget("acme", built.digest)), type=api.TemplateInfo
+        )
+        assert (made.problem, made.tenant, made.digest == built.digest) == ("", "acme", False)
