@@ -6,6 +6,9 @@ Clients and upstream are processes of their own and count for nobody. The proxie
 does hits all of them. All of them speak TLS 1.3 with AES-256-GCM and X25519 on both sides, verify the upstream's certificate, send every
 request on (squid says TCP_MISS of each), and have the same clients, connections and upstream. Squid's helpers count with it; its key is
 ECDSA P-256 as the gateway's are, mitmproxy's is RSA, as it makes them.
+
+`flood_p50` and `flood_p99` are how many times as long a neighbour's requests take while another sandbox floods (`gatewayflood`); a request
+of the neighbour that fails ends the run.
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from space.bench import figures, rivals
+from space.bench import figures, gatewayflood, rivals
 from space.bench.figures import Figure, Section
+from space.bench.gatewayflood import Noticed
 from space.bench.gatewayload import NAME, Mode, Served, load, upstream
 from space.bench.gatewaystack import gateway
 from space.bench.rivals import NotHad, Place, Proxy
@@ -36,6 +40,7 @@ _MODES: tuple[Mode, ...] = ("keepalive", "newconn", "bulk")
 _UNITS: dict[Mode, str] = {"keepalive": "requests", "newconn": "connections", "bulk": "bytes"}
 _TICK = os.sysconf("SC_CLK_TCK")
 _VERDICTS = 20_000
+_WEIGHT = 50  # of the cgroup of a flood's two slots beside other processes of the machine
 _COMPARED: dict[Mode, tuple[str, ...]] = {"keepalive": ("mitmproxy", "squid"), "newconn": ("mitmproxy", "squid"), "bulk": ("bare_relay",)}
 
 Rates = dict[str, list[float]]  # `<proxy>.<mode>`: per second of processor time
@@ -61,12 +66,47 @@ async def _measure(directory: Path) -> Section:
             private = ours.private_bytes() / (1 << 20)
             rates = await asyncio.to_thread(_rounds, proxies)
             grown = ours.private_bytes() / (1 << 20)
+        noticed = await _flooded(directory, served, undo.enter_context(upstream(str(certificate))), roots)
     verdicts = [_verdict_us() for _ in range(ROUNDS)]
-    found = _figures(rates) | {
-        "verdict_us_5000_rules": figures.of(verdicts, "us"),
-        "worker_private_mib": Figure(private, "MiB", {"after_all_rounds": grown}),
-    }
-    return Section(found, rates | {"verdict_us_5000_rules": verdicts, "worker_private_mib": [private, grown]})
+    found = (
+        _figures(rates)
+        | _noticed(noticed)
+        | {
+            "verdict_us_5000_rules": figures.of(verdicts, "us"),
+            "worker_private_mib": Figure(private, "MiB", {"after_all_rounds": grown}),
+        }
+    )
+    return Section(found, rates | _flood_samples(noticed) | {"verdict_us_5000_rules": verdicts, "worker_private_mib": [private, grown]})
+
+
+async def _flooded(directory: Path, flooding: Served, neighbour: Served, roots: Path) -> list[tuple[Noticed, Noticed]]:
+    place = directory / "flood"
+    place.mkdir()
+    async with gateway(place, flooding, roots, _policy(flooding)) as ours:
+        ours.weigh(_WEIGHT)
+        await ours.bind(neighbour, _policy(neighbour))
+        first, second = await ours.proxy(0), await ours.proxy(1)
+        return await asyncio.to_thread(
+            gatewayflood.rounds, first.target, ours.bound[0].dns, second.target, ours.cgroup, (flooding, neighbour)
+        )
+
+
+def _noticed(rounds: list[tuple[Noticed, Noticed]]) -> dict[str, Figure]:
+    """How many times as long the neighbour waits: the median of the rounds' ratios."""
+    found = {}
+    for name in ("p50", "p99"):
+        pairs = [(getattr(before, name), getattr(loud, name)) for before, loud in rounds]
+        beside = {
+            "quiet_ms": figures.median([one * 1e3 for one, _ in pairs]),
+            "flooded_ms": figures.median([two * 1e3 for _, two in pairs]),
+        }
+        found[f"flood_{name}"] = figures.of([two / one for one, two in pairs], "ratio", **beside)
+    return found
+
+
+def _flood_samples(rounds: list[tuple[Noticed, Noticed]]) -> Rates:
+    sides = {"quiet": [quiet for quiet, _ in rounds], "flooded": [loud for _, loud in rounds]}
+    return {f"flood.{side}.{name}": [getattr(one, name) for one in ones] for side, ones in sides.items() for name in ("p50", "p99")}
 
 
 def _write(files: dict[Path, bytes]) -> None:

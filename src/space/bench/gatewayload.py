@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import socket
 import ssl
 from collections.abc import Iterator
@@ -36,10 +37,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """An upstream. dns: the port of a resolver that leads NAME to it."""
+    """An upstream. dns: the port of a resolver that leads NAME to it. pid: its process."""
 
     port: int
     dns: int
+    pid: int
 
 
 class _Upstream(asyncio.Protocol):
@@ -70,7 +72,7 @@ def _serve(pem: str, pipe: Connection) -> None:
         zone = Zone()
         await serve(zone)
         zone.address(NAME, "127.0.0.1", ttl=300)
-        pipe.send(Served(server.sockets[0].getsockname()[1], zone.port))
+        pipe.send(Served(server.sockets[0].getsockname()[1], zone.port, os.getpid()))
         await server.serve_forever()
 
     uvloop.run(main())
@@ -82,6 +84,7 @@ def upstream(pem: str) -> Iterator[Served]:
     mine, theirs = _SPAWN.Pipe()
     process = _SPAWN.Process(target=_serve, args=(pem, theirs), daemon=True)
     process.start()
+    theirs.close()
     try:
         yield mine.recv()
     finally:

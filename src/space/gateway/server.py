@@ -131,6 +131,8 @@ def warm(roots: str) -> None:
     gc.freeze()  # what is here stays here, and no worker's collector writes to its pages
 
 
+# Of workers, in nanoseconds: one that a flood keeps busy makes way for one that has a request to answer, which runs no longer than that.
+_SLICE = 200_000
 _filled: list[bytes] = []  # for the life of this process, and of every worker
 _POOL = 16_384  # of the interpreter's allocator for up to 512 bytes
 _MOST_GAPS = 20_000  # of a class
@@ -198,6 +200,7 @@ def serve(instance: Instance, listener: socket.socket, wake: socket.socket, read
     roots = authorities(None if file is None else Path(file))
     warm(roots)
     zygote = Zygote(listener, frozenset({0, instance.node_uid}), Forker(instance, roots))
+    syscalls.set_slice(_SLICE)
     syscalls.prctl(syscalls.PR_CAP_AMBIENT, syscalls.PR_CAP_AMBIENT_CLEAR_ALL)
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)

@@ -45,6 +45,8 @@ _AT_FDCWD, _AT_EMPTY_PATH, _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = -100, 0x
 
 # The same numbers on every architecture: these are younger than the unified table.
 _SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_OPENAT2, _SYS_PIDFD_GETFD, _SYS_MOUNT_SETATTR = 428, 429, 437, 438, 442
+_SYS_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
+_SCHED_ATTR = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority, runtime, deadline, period
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _SYS_RENAMEAT2 = {"x86_64": 316, "aarch64": 276}
 _RENAME_EXCHANGE = 2
@@ -143,6 +145,16 @@ def prctl(option: int, argument: int = 0, third: int = 0) -> int:
 def mlockall(flags: int) -> None:
     """Keep this process's memory out of swap; needs CAP_IPC_LOCK or room under RLIMIT_MEMLOCK."""
     _checked(_libc.mlockall(ctypes.c_int(flags)), f"mlockall {flags}")
+
+
+def set_slice(nanoseconds: int, pid: int = 0) -> bool:
+    """How long a thread (this one), and what it forks from now on, runs at a time beside others: who runs shortly is let in early.
+
+    0.1 to 100 ms. False on a kernel that knows no slices, or has no such call here.
+    """
+    number = _SYS_SCHED_SETATTR.get(os.uname().machine)
+    attributes = _SCHED_ATTR.pack(_SCHED_ATTR.size, 0, 0, 0, 0, nanoseconds, 0, 0)
+    return number is not None and _libc.syscall(ctypes.c_long(number), ctypes.c_int(pid), attributes, ctypes.c_uint(0)) == 0
 
 
 def trim_heap() -> None:

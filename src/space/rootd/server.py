@@ -79,7 +79,7 @@ class Rootd:
             case Describe():
                 return self._describe(), ()
             case SlotOp(slot=slot) if op == "worker_cgroup":
-                return {}, workers.entrances(self.place, slot)
+                return {}, workers.entrances(self.place.cgroup, slot)
             case SlotOp(slot=slot):
                 return self._slot(op, slot), ()
             case EdgeOp(slot=slot):

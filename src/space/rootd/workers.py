@@ -16,9 +16,9 @@ PIDS = 4
 CPU_PERIOD_USEC = 100_000
 
 
-def entrances(place: Place, slot: int) -> tuple[int, ...]:
+def entrances(instance: cgroups.Tree, slot: int) -> tuple[int, ...]:
     """Files: who writes 0 there is in the slot's cgroup. One for each controller that limits it, and one by which it is killed."""
-    tree = _tree(place, slot)
+    tree = _tree(instance, slot)
     tree.create()
     tree.limit(memory_bytes=MEMORY_BYTES, pids=PIDS, cpu_quota_usec=CPU_PERIOD_USEC, cpu_period_usec=CPU_PERIOD_USEC)
     ends = tree.hierarchies.unified / tree.name if tree.hierarchies.unified is not None else tree.directory("freezer")
@@ -35,12 +35,12 @@ def entrances(place: Place, slot: int) -> tuple[int, ...]:
 
 def end(place: Place, slot: int) -> None:
     """Nothing is in it, and it is gone; nothing there is fine. A worker has been ended by its zygote long before."""
-    tree = _tree(place, slot)
+    tree = _tree(place.cgroup, slot)
     if tree.exists():
         if left := tree.kill_and_wait():
             raise Conflict(f"the worker of slot {slot} outlives SIGKILL: {sorted(left)}")
         tree.remove()
 
 
-def _tree(place: Place, slot: int) -> cgroups.Tree:
-    return place.cgroup.child(f"worker-{slot}")
+def _tree(instance: cgroups.Tree, slot: int) -> cgroups.Tree:
+    return instance.child(f"worker-{slot}")
