@@ -118,8 +118,10 @@ class Http2Session(Streams):
             case TrailersReceived():
                 self._trailers(event)
             case StreamEnded():
+                self._late.pop(event.stream_id, None)
                 self._heard(self._streams.get(event.stream_id))
             case StreamReset():
+                self._late.pop(event.stream_id, None)
                 if not event.remote_reset:  # for what it sent, which costs as much as a reset of its own
                     self._near.count("reset", self.shared.clock())
                 stream = self._streams.get(event.stream_id)
@@ -464,6 +466,7 @@ class Http2Session(Streams):
             return
         for stream in tuple(self._streams.values()):
             self._body_rate(stream, now)
+        self._stop_late(now)
         self._flush()
 
     def _body_rate(self, stream: Stream, now: float) -> None:

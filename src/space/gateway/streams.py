@@ -51,6 +51,7 @@ class Streams(Stage):
         self._far: End | None = None
         self._streams: dict[int, Stream] = {}
         self._forwarded: dict[int, Stream] = {}  # by the upstream's id
+        self._late: dict[int, float] = {}  # ids toward the guest that still sends, though it has its answer, and since when
         self._queued: list[Stream] = []  # admitted, and the upstream is not there or has no room
         self._turn = 0
 
@@ -142,12 +143,22 @@ class Streams(Stage):
             self._push_down(stream)
 
     def _told(self, stream: Stream) -> None:
-        """The guest has all of its answer. It may still be sending, which the upstream may still want."""
-        if stream.heard:
+        """The guest has all of its answer. It may still be sending, which the upstream may still want.
+
+        Where nobody wants it, it is not stopped at once: clients (curl 7.88 is one) forget an answer whose stream is reset before they
+        have sent what they had at hand.
+        """
+        if not stream.heard and stream.deaf:
+            self._late[stream.near] = self.shared.clock()
+        if stream.heard or stream.deaf:
             self._over(stream, "")
-        elif stream.deaf:
-            self._near.reset(stream.near, wire.NO_ERROR)
-            self._over(stream, "")
+
+    def _stop_late(self, now: float) -> None:
+        """Whoever sends for longer than it takes to read an answer is told to stop."""
+        for near, since in tuple(self._late.items()):
+            if now - since > self.shared.limits.linger:
+                del self._late[near]
+                self._near.reset(near, wire.NO_ERROR)
 
     def _deafen(self, stream: Stream) -> None:
         stream.deaf = True

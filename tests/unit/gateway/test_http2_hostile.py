@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -316,7 +317,8 @@ def test_changed_frames_reach_an_upstream_judged_or_not_at_all(tmp_path: Path, s
                     head(at, 7, b"/ok/7", extra=[(b"host", REFUSED.encode())]),
                     head(at, 9, b"/ok/9"),
                 ]
-                await said(await opened(at), mutated(chance, frames))
+                with contextlib.suppress(ConnectionResetError):  # a machine with more to do may not shake hands within these limits
+                    await said(await opened(at), mutated(chance, frames))
 
             for _ in range(12):
                 await asyncio.gather(*[one() for _ in range(10)])
