@@ -16,15 +16,17 @@ from space.control.openapi import document
 from space.control.problems import MEDIA_TYPE
 from space.control.routes import ROUTES
 from space.model.errors import BY_CODE, Internal, SpaceError
-from space.testing.simcontrol import World, dialogue
+from space.testing.simcontrol import World, dialogue, until
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "openapi" / "openapi.json"
 DOCUMENT: dict[str, Any] = json.loads(document("0.0.0"))
 OPERATIONS = [(path, method) for path, methods in DOCUMENT["paths"].items() for method in methods]
 FAULTS: dict[str, type[SpaceError]] = {**BY_CODE, "internal": Internal}
 STATUSES = {code: {kind.status, *(one.status for one in kind.__subclasses__())} for code, kind in FAULTS.items()}
-# A name is a tenant's own: whoever puts a policy under another's name makes one of its own (test_control_policies.py).
-WITH_ID = [(path, method) for path, method in OPERATIONS if "{" in path and (path, method) != ("/v1/policies/{name}", "put")]
+# A name is a tenant's own: whoever puts a policy or a template under another's name makes one of its own (test_control_policies.py,
+# test_control_templates.py).
+_OWN_NAMES = {("/v1/policies/{name}", "put"), ("/v1/templates/{name}/file", "post")}
+WITH_ID = [(path, method) for path, method in OPERATIONS if "{" in path and (path, method) not in _OWN_NAMES]
 
 
 def test_the_document_is_the_golden_one() -> None:
@@ -81,7 +83,9 @@ BODIES = {
     "explain_policy": {"url": "https://a.example.com/"},
     "answer_ask": {"allow": True},
     "put_tenant_policy": {},
+    "put_tag": {"digest": "0" * 32},
 }
+RECIPE = 'version = 1\nname = "mine"\n[base]\ntemplate = "base"\n[[step]]\nrun = "true"\n'
 
 
 def _shape(answer: httpx.Response, given: str) -> tuple[object, ...]:
@@ -104,12 +108,18 @@ async def test_another_tenants_id_is_answered_exactly_like_an_unknown_one(world:
     query = {parameter["name"]: "1" for parameter in operation["parameters"] if parameter["in"] == "query" and parameter["required"]}
     hook = (await world.client.post("/v1/webhooks", json={"url": "https://example.com/"})).json()["webhook"]
     (await world.client.put("/v1/policies/agents", json={"policy": {"version": 1}})).raise_for_status()
+    recipe = {"recipe": RECIPE}
+    built, waiting = [(await world.client.post("/v1/builds", json=recipe)).json()["id"] for _ in range(2)]
+    (await world.client.put(f"/v1/builds/{built}/files", content=b"")).raise_for_status()
+    await until(lambda: world.services is not None and world.services.templates.builds.build("default", built).over)
     of_json = "application/json" in operation.get("requestBody", {"content": {}})["content"]
     body = json.dumps(BODIES[operation["operationId"]]) if of_json else None
-    theirs = {"id": [running, ended], "key_id": [minted["id"]], "webhook": [hook["id"]], "tenant": ["default"], "name": ["agents"]}
+    theirs = {"id": [running, ended], "key_id": [minted["id"]], "webhook": [hook["id"]], "tenant": ["default"]}
+    theirs |= {"name": ["mine" if "/templates/" in path else "agents"], "build": [built, waiting]}
     unknown = {"id": "sb-" + "a" * 20, "key_id": "a" * 12, "webhook": "wh-" + "a" * 20, "tenant": "nobody", "name": "others"}
+    unknown |= {"build": "bd-" + "0" * 16}
     [name] = set(re.findall(r"\{(\w+)\}", path)) & set(theirs)
-    path = path.replace("{process}", started).replace("{ask}", "ask-1").replace("{port}", "7")
+    path = path.replace("{process}", started).replace("{ask}", "ask-1").replace("{port}", "7").replace("{tag}", "v1")
     async with await world.other_tenant() as stranger:
 
         async def ask(given: str) -> tuple[object, ...]:
@@ -123,6 +133,8 @@ async def test_another_tenants_id_is_answered_exactly_like_an_unknown_one(world:
     assert await world.phase(running) == "running"
     assert (await world.client.get(f"/v1/sandboxes/{running}/processes/{started}")).json()["state"] == "running"
     assert world.node.deleted == [ended]
+    assert (await world.client.get("/v1/templates/mine")).json()["tags"] == ["latest"]
+    assert (await world.client.get(f"/v1/builds/{waiting}")).json()["state"] == "waiting"
 
 
 @dialogue()

@@ -22,7 +22,7 @@ from schemathesis import Case, GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.config import SchemathesisConfig
 
-from space.control import trees
+from space.control import bundles, trees
 from space.control.openapi import document
 from space.model import frames
 from space.testing import machine
@@ -36,13 +36,14 @@ _ENDLESS: dict[str, dict[str, Any]] = {
     "watch_files": {"path": "missing"},
     "process_output": {"follow": False},
     "events": {"follow": False},
+    "build_log": {"follow": False},
 }
 # What changes a sandbox that others use gets one of its own.
 _OF_ITS_OWN = ("delete_sandbox", "pause_sandbox", "resume_sandbox", "update_sandbox")
 
 
 # Bytes of formats that it does not know: mostly none of their kind.
-for _media_type in (trees.MEDIA_TYPE, frames.PROCESS_MEDIA_TYPE):
+for _media_type in (trees.MEDIA_TYPE, frames.PROCESS_MEDIA_TYPE, bundles.MEDIA_TYPE):
     schemathesis.openapi.media_type(_media_type, strategies.binary(max_size=2000))
 
 
@@ -64,6 +65,7 @@ class Place:
     cheap: bool  # sandboxes cost nothing
     sandbox: str = ""
     victim: str | None = None  # of this case alone
+    built: str | None = None  # likewise
     process: str = ""
     client: httpx.Client = field(default_factory=httpx.Client)
 
@@ -72,6 +74,13 @@ class Place:
         self.client = httpx.Client(base_url=self.url, headers=head, timeout=120, trust_env=False)
         self.sandbox = self.create()
         self.process = self.client.post(f"/v1/sandboxes/{self.sandbox}/processes", json={"argv": ["sleep", "3600"]}).json()["id"]
+
+    def build(self) -> str:
+        """A build that waits for its files."""
+        recipe = 'version = 1\nname = "mine"\n[base]\ntemplate = "base"\n'
+        answer = self.client.post("/v1/builds", json={"recipe": recipe})
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
 
     def create(self) -> str:
         answer = self.client.post("/v1/sandboxes")
@@ -120,6 +129,11 @@ def _aim(case: Case[Any], place: Place) -> None:
             parameters["id"] = place.victim = place.create()
         elif not own:
             parameters["id"] = place.sandbox
+    if "build" in parameters and chance:
+        parameters["build"] = place.built = place.build()
+    if "/templates/{name}" in case.operation.path and chance and case.method == "GET":
+        parameters["name"] = "base"
+        query.pop("tag", None)
     if "process" in parameters and chance and name != "delete_process":
         parameters["process"] = place.process
     for wanted, value in _ENDLESS.get(name, {}).items():
@@ -144,6 +158,11 @@ def _ask(case: Case[Any], place: Place) -> None:
     if place.victim is not None:
         place.client.delete(f"/v1/sandboxes/{place.victim}")
         place.victim = None
+    if place.built is not None:
+        place.client.delete(f"/v1/builds/{place.built}")
+        place.built = None
+    if name == "create_build" and answer.status_code == 201:
+        place.client.delete(f"/v1/builds/{answer.json()['id']}")
     if name == "create_sandbox" and answer.status_code in (201, 202):
         place.client.delete(f"/v1/sandboxes/{answer.json()['id']}")
 

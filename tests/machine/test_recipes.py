@@ -32,13 +32,29 @@ print(int(frame.y.sum()), drawn.getvalue()[1:4].decode())
 """
 
 
+PACKAGED = """
+version = 1
+name = "packaged"
+[base]
+template = "base"
+[[download]]
+deb = "jq"
+[[step]]
+run = 'sh "$SPACE_DOWNLOADS/deb/install" jq'
+"""
+
+
 @pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("name", "command", "says"),
-    [("node", ("node", "-e", FETCHES), "node v22\n"), ("python-data", ("python3", "-c", DRAWS), "30 PNG\n")],
+    [
+        ("packaged", ("jq", "-n", "40 + 2"), "42\n"),
+        ("node", ("node", "-e", FETCHES), "node v22\n"),
+        ("python-data", ("python3", "-c", DRAWS), "30 PNG\n"),
+    ],
 )
-def test_shipped_recipe_becomes_a_template_that_works(
+def test_recipe_whose_packages_are_fetched_becomes_a_template_that_works(
     runtime: Runtime, tmp_path: Path, name: str, command: tuple[str, ...], says: str
 ) -> None:
     with machine.private(runtime) as served:
@@ -51,7 +67,10 @@ def test_shipped_recipe_becomes_a_template_that_works(
             print(f"{' '.join(words)[:80]}: {time.monotonic() - began:.1f} s")
             return done.stdout
 
-        print(space("template", "build", str(RECIPES / f"{name}.toml")))
+        recipe = RECIPES / f"{name}.toml"
+        if not recipe.is_file():
+            (recipe := tmp_path / "recipe.toml").write_text(PACKAGED)
+        print(space("template", "build", str(recipe)))
         assert space("run", "--template", name, "--", *command) == says
         if name == "node":
             assert space("run", "--template", name, "--", "sh", "-c", "npm --version && npx --version").count("\n") == 2

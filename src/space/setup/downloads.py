@@ -1,7 +1,8 @@
 """What a recipe lists, fetched as files through this machine's own pip, npm and apt: by an unprivileged process, checked, bounded.
 
-Nothing of it is installed or run here: wheels as they are, packed packages of npm, packages of Debian's signed sources, and files by their
-digest. `<place>/<kind>/<file>`. The environment is the caller's, for that is how this machine reaches its mirrors.
+Nothing of it is installed or run here: wheels as they are, packed packages of npm, packages of Debian's signed sources with what
+they depend on (`debs`), and files by their digest. `<place>/<kind>/<file>`. The environment is the caller's, for that is how this machine
+reaches its mirrors.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from space.model.errors import InvalidArgument
-from space.setup import apt, command
+from space.setup import apt, command, debs
 
 MOST_BYTES = 2 << 30
 _PYTHON = "3.11"  # the guest's
@@ -36,19 +37,33 @@ def fetch(listed: Sequence[Mapping[str, str]], place: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="space-fetch-") as name:
         work = Path(name)
         user = apt.unprivileged() if os.geteuid() == 0 else None
-        for number, each in enumerate(listed):
-            into = work / str(number)
-            into.mkdir(mode=0o700)
-            work.chmod(0o711)
-            if user is not None:
-                os.chown(into, user, user)
+        work.chmod(0o711)
+        if packages := [each for each in listed if each["kind"] == "deb"]:
+            (place / "deb").mkdir(exist_ok=True)
+            into = _directory(work / "deb", user)
+            debs.fetch(packages, into, user)
+            debs.shelve(packages, into, place / "deb")
+            _bounded(place)
+        for number, each in enumerate(each for each in listed if each["kind"] != "deb"):
+            into = _directory(work / str(number), user)
             _one(each["kind"], each, into, user)
             for file in _files(into, each):
                 target = place / each["kind"] / file.name
                 target.parent.mkdir(exist_ok=True)
                 shutil.copyfile(file, target)
-            if sum(path.stat().st_size for path in place.rglob("*") if path.is_file()) > MOST_BYTES:
-                raise InvalidArgument(f"the downloads are larger than {MOST_BYTES >> 20} MiB", hint="a builder has them in its memory")
+            _bounded(place)
+
+
+def _directory(path: Path, user: int | None) -> Path:
+    path.mkdir(mode=0o700)
+    if user is not None:
+        os.chown(path, user, user)
+    return path
+
+
+def _bounded(place: Path) -> None:
+    if sum(path.stat().st_size for path in place.rglob("*") if path.is_file()) > MOST_BYTES:
+        raise InvalidArgument(f"the downloads are larger than {MOST_BYTES >> 20} MiB", hint="a builder has them in its memory")
 
 
 def _one(kind: str, each: Mapping[str, str], into: Path, user: int | None) -> None:
@@ -64,8 +79,6 @@ def _one(kind: str, each: Mapping[str, str], into: Path, user: int | None) -> No
             ["npm", "pack", "--silent", "--ignore-scripts", "--", what], what=f"fetch the package {what}", env=home, user=user, cwd=into,
             hint="see the machine's npm settings",
         )  # fmt: skip
-    elif kind == "deb":
-        command.run(["apt-get", "download", "-qq", what], what=f"download {what}", cwd=into, user=user, hint="`apt-get update` must work")
     else:
         command.run(
             [sys.executable, "-I", "-c", _FETCH, what, into / each["name"], str(MOST_BYTES)],
@@ -74,7 +87,7 @@ def _one(kind: str, each: Mapping[str, str], into: Path, user: int | None) -> No
 
 
 def _files(into: Path, each: Mapping[str, str]) -> list[Path]:
-    endings = {"wheel": ".whl", "npm": ".tgz", "deb": ".deb"}
+    endings = {"wheel": ".whl", "npm": ".tgz"}
     found = [
         path for path in into.iterdir() if path.is_file() and not path.is_symlink() and path.name.endswith(endings.get(each["kind"], ""))
     ]
