@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import uvloop
 
+from space.config.settings import Settings
 from space.model.errors import Conflict
 from space.model.ids import new_checkpoint_id, new_process_id, new_sandbox_id
 from space.rpc import life_api
@@ -188,3 +189,47 @@ def test_forks_share_the_past_and_differ_in_files_and_identity_and_their_process
         await host.delete(*everyone)
 
     run(bare, work)
+
+
+@pytest.fixture
+def keeping() -> Iterator[BareInstance]:
+    """A node that keeps templates warm."""
+    with bare_instance(*BESIDE_NODE, "node", settings=Settings(accelerator="tcg", warm_templates=2)) as one:
+        yield one
+
+
+def test_a_sandbox_of_a_warm_template_is_a_clone_in_a_fraction_of_a_boot_and_another_machine(keeping: BareInstance) -> None:
+    async def work(host: Host) -> None:
+        began = time.monotonic()
+        cold = await host.create()
+        assert await host.run(cold.sandbox, "echo up") == "up"
+        first = time.monotonic() - began
+        assert cold.start == "cold"
+        await host.session.call("bake", life_api.Bake(tenant="acme", template="base", cpus=1, memory_mib=256, disk_mib=2048))
+        clones, took = [], []
+        for _ in range(4):
+            began = time.monotonic()
+            clones.append(await host.create())
+            assert await host.run(clones[-1].sandbox, "echo up") == "up"
+            took.append(time.monotonic() - began)
+            await asyncio.sleep(0.5)  # a slot is made ahead meanwhile
+        assert [each.start for each in clones] == ["warm"] * 4
+        best = clones[took.index(min(took))].stages_ms
+        own = sum(best[name] for name in ("queue", "slot", "disk", "egress"))
+        print(f"create to first exec: cold {first:.2f} s, clone {min(took):.3f} s ({first / min(took):.1f} times), stages {best}")
+        print(f"own stages {own:.1f} ms")
+        who = [(await host.run(each.sandbox, WHO)).splitlines() for each in clones]
+        for column in zip(*who, strict=True):
+            assert len(set(column)) == len(clones), column
+        assert [each[0] for each in who] == [each.sandbox for each in clones]
+        await host.delete(cold.sandbox, *(each.sandbox for each in clones))
+        assert first / min(took) > 4
+
+    async def with_session() -> None:
+        session = await Session.connect(keeping.instance.node_socket)
+        try:
+            await work(Host(session))
+        finally:
+            await session.aclose()
+
+    uvloop.run(with_session())

@@ -42,6 +42,9 @@ class Settings:
     memory_mib: int = 0
     # A create answers `no_capacity` while the data directory has less free than this: what is there needs it to go on writing.
     disk_reserve_mib: int = 512
+    # Sizes of templates of which a guest that is up is kept in memory: a sandbox of such a size is a clone of it, there in a fraction of a
+    # boot. Each takes some 100 MiB, which are let go when a sandbox needs them. 0: every sandbox boots.
+    warm_templates: int = 4
     # A client that dies leaves nothing for longer than this.
     max_ttl_seconds: int = 86_400
     # Boots at the same time: more only make each of them slower. 0: one a processor, two at least.

@@ -75,6 +75,12 @@ class Archive:
             log.info("the output of %s goes before its time: those of sandboxes that are gone are too large together", oldest)
             self._forget(oldest)
 
+    def discard(self, sandbox: str) -> None:
+        """Nobody will ask for anything of that sandbox."""
+        if sandbox in self._all:
+            self._all[sandbox].lose("nobody asks for it")
+            self._forget(sandbox)
+
     def retire_strangers(self, living: set[str]) -> None:
         """After a restart: everything of sandboxes that are gone, the oldest first."""
         strangers = [each for each in self._all if each not in living]

@@ -34,6 +34,17 @@ class Gate:
             raise NoCapacity(f"cannot create {sandbox}: {asked.why}", hint=asked.hint)
         self._become(asked)
 
+    def set_aside(self, name: str, mib: int) -> None:
+        """Memory of nobody's sandbox; NoCapacity when it is not free."""
+        free = self.capacity.memory_mib - self.memory_mib
+        if mib > free:
+            raise NoCapacity(f"{mib} MiB are needed and {max(free, 0)} are free")
+        self._become(self._admission.setting_aside(name, mib))
+
+    def give_back(self, name: str) -> None:
+        """That memory is free; idempotent."""
+        self._become(self._admission.setting_aside(name, 0))
+
     def adopt(self, sandbox: str, guest_mib: int) -> None:
         """Count a sandbox that runs already."""
         self._become(self._admission.adopted(sandbox, guest_mib))

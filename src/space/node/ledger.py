@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from space.core.wire.spool import Head
 from space.model.errors import Internal, NoCapacity
 from space.model.sandbox import Phase
 
@@ -72,6 +73,26 @@ class Checkpoint(msgspec.Struct, frozen=True):
     processes: list[Kept]
 
 
+class Size(msgspec.Struct, frozen=True):
+    """What a machine must be to be a clone of a warm template. digest: the template's."""
+
+    digest: str
+    cpus: int
+    memory_mib: int
+    disk_mib: int
+    accelerator: str
+
+
+class Baked(msgspec.Struct, frozen=True):
+    """A warm template's snapshot. bytes: of memory. heads: of the processes that run in it. retired: nothing is cloned of it any more."""
+
+    snapshot: str
+    size: Size
+    bytes: int
+    heads: list[Head]
+    retired: bool = False
+
+
 class Record(msgspec.Struct, frozen=True):
     """A sandbox. template is the name, digest the build it boots from; env is repeated to the guest with each configure.
 
@@ -103,6 +124,7 @@ class Record(msgspec.Struct, frozen=True):
     snapshot: str = ""
     snapshot_bytes: int = 0
     checkpoints: list[Checkpoint] = []
+    origin: str = ""  # the warm snapshot whose memory it maps
 
 
 class Ledger:
@@ -143,6 +165,18 @@ class Ledger:
         """Every sandbox."""
         rows = self._execute("SELECT record FROM sandbox ORDER BY sandbox")
         return [msgspec.msgpack.decode(record, type=Record) for (record,) in rows]
+
+    def put_baked(self, row: Baked) -> None:
+        """Insert or replace a warm template's row."""
+        self._execute("INSERT OR REPLACE INTO baked VALUES (?, ?)", (row.snapshot, msgspec.msgpack.encode(row)))
+
+    def forget_baked(self, snapshot: str) -> None:
+        """Remove it; idempotent."""
+        self._execute("DELETE FROM baked WHERE snapshot = ?", (snapshot,))
+
+    def baked(self) -> list[Baked]:
+        """Every warm template."""
+        return [msgspec.msgpack.decode(row, type=Baked) for (row,) in self._execute("SELECT row FROM baked ORDER BY snapshot")]
 
     def hold(self, holding: Holding) -> None:
         """Write that the thing may be there from now on."""
@@ -203,6 +237,7 @@ def _open(path: Path) -> sqlite3.Connection:
             database.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;")
         elif version != _SCHEMA_VERSION:
             raise RuntimeError(f"ledger {path} has schema {version}, this version knows {_SCHEMA_VERSION} (run the version that wrote it)")
+        database.execute("CREATE TABLE IF NOT EXISTS baked (snapshot TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID")
         database.execute("SELECT count(*) FROM sandbox").fetchone()
         database.execute("SELECT count(*) FROM holding").fetchone()
     except BaseException:

@@ -69,6 +69,7 @@ class Life:
         self.guest: Guest | None = None
         self.binding: Binding | None = None
         self.slot: int | None = None
+        self.has_place = False  # slot, files and egress were made
         self._unsure = False  # by which number the host knows its disk
         self._undo = AsyncExitStack()
 
@@ -108,11 +109,29 @@ class Life:
                 await self._make_files(record, origin)
             async with self._owner.stage(Stage.EGRESS):
                 await bound  # before anything of the guest runs
+        self.has_place = True
+        await self._spawn(origin)
+
+    async def _spawn(self, origin: Origin) -> None:
+        vmm = self._around.vmm
         async with self._owner.stage(Stage.SPAWN):
             self._hold(Kind.VMM)
             self._undo.push_async_callback(self._end_vmm)
-            plan = steps.plan_of(record)
-            self.take(await (around.vmm.restore(plan) if origin.restore else around.vmm.boot(plan)))
+            plan = steps.plan_of(self._owner.record)
+            self.take(await (vmm.restore(plan) if origin.restore else vmm.boot(plan)))
+
+    async def boot_instead(self) -> None:
+        """A clone that did not come up: boot from its template's disk, in the same slot, with the egress that it has."""
+        if self.guest is not None:
+            await self.guest.aclose()
+        if self.machine is not None:
+            await self._let_go_of(self.machine)
+        await self._end_vmm()
+        await self._remove_files()
+        async with self._owner.stage(Stage.DISK):
+            await self._make_files(self._owner.record, Origin())
+        await self._spawn(Origin())
+        await self._boot()
 
     async def _take_slot(self, record: Record, *, literal: bool) -> Edge:
         around = self._around

@@ -34,6 +34,7 @@ class LifeVerbs:
             "drop_checkpoint": self._drop_checkpoint,
             "rollback": self._rollback,
             "fork": self._fork,
+            "bake": self._bake,
         }
 
     def _find(self, sandbox: str) -> Sandbox:
@@ -91,6 +92,10 @@ class LifeVerbs:
                     coming.discard(state.sandbox)
                 if not coming:
                     return
+
+    async def _bake(self, stream: Stream, request: bytes) -> None:
+        await self._node.bake(decode(life_api.Bake, request))
+        await stream.send_message(api.Done(), last=True)
 
     async def _through(self, stream: Stream, sandbox: Sandbox, work: Coroutine[Any, Any, api.SandboxState]) -> None:
         """Do it, and tell every phase on the way. It goes on when whoever asked leaves."""

@@ -73,11 +73,25 @@ class Lives:
     # -- the first life ------------------------------------------------------------------------------------------
 
     async def _prepare(self, origin: Origin) -> None:
-        await self._life.prepare(origin, lambda: self._become(Request.BEGIN))
+        origin = await self._prepare_life(origin)
         if origin.restore:
             await self._life.while_alive(self.processes.reattach(restarted=False))
         self._become(Request.READY)
         self._was_running, self.booted = True, not origin.restore
+
+    async def _prepare_life(self, origin: Origin) -> Origin:
+        """Prepared from there; a clone of a template that cannot be is booted instead, from the same disk."""
+        try:
+            await self._life.prepare(origin, lambda: self._become(Request.BEGIN))
+        except SpaceError as error:
+            if not self.record.origin or not self._life.has_place:
+                raise
+            log.warning("%s: not a clone: %s; it is booted", self.record.sandbox, error)
+            self.processes.clear()
+            self.record = msgspec.structs.replace(self.record, start="cold", origin="")
+            await self._life.boot_instead()
+            return Origin()
+        return origin
 
     async def _adopt(self) -> None:
         machine = await self._around.vmm.adopt(self.record.sandbox, self.record.generation)
@@ -281,6 +295,7 @@ class Lives:
             "policy_generation": asked.policy_generation,
             "env": before.env if asked.env is None else asked.env,
             "start": "restore" if snapshot and not cold else "cold",
+            "origin": "",
         }
         try:
             if checkpoint is not None:
@@ -352,10 +367,10 @@ class Lives:
         self.record = record
         self._publish()
 
-    async def _instant(self, snapshot: str) -> tuple[Taken, list[Kept]]:
-        """For children, which copy it at once: nothing of it is to outlive this machine."""
+    async def _instant(self, plan: SnapshotPlan) -> tuple[Taken, list[Kept]]:
+        """For others: children, which copy it at once, or all clones of a template, which may also boot from its disk."""
         kept = self.processes.instant()
-        return await self._take_beside(SnapshotPlan(snapshot), sync=False), kept
+        return await self._take_beside(plan, sync=plan.durable), kept
 
     async def _take_beside(self, plan: SnapshotPlan, *, sync: bool) -> Taken:
         try:

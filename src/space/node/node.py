@@ -18,21 +18,24 @@ from space.config.artefacts import Store, TemplateManifest
 from space.core.lifecycle import recovery
 from space.core.lifecycle.recovery import Adopt, Destroy, DestroyOrphan, Discard, Fail, Found, FreeSlot, Keep, Rest, Row
 from space.core.lifecycle.table import Refuse, Request, answer
-from space.model.errors import Conflict, InvalidArgument, NotFound, SpaceError
-from space.model.ids import sandbox_id, template_name, tenant_id
+from space.model.errors import Conflict, InvalidArgument, NoCapacity, NotFound, SpaceError
+from space.model.ids import new_snapshot_id, sandbox_id, template_name, tenant_id
 from space.model.isolation import isolation
 from space.model.rootd import SandboxOp
-from space.model.sandbox import DEFAULT_TEMPLATE, MIB, Phase
+from space.model.sandbox import DEFAULT_DISK_MIB, DEFAULT_TEMPLATE, MIB, Phase
 from space.node import builder, limits, probe
 from space.node.builder import Builds
 from space.node.bundles import Bundles
 from space.node.guest import environment_fits
-from space.node.ledger import Record
+from space.node.ledger import Baked, Record, Size
 from space.node.life import Origin
 from space.node.sandbox import Instant, Sandbox
 from space.node.surroundings import Surroundings
 from space.node.templates import Templates
-from space.rpc.life_api import Child, Fork
+from space.node.vmm.seam import SnapshotPlan
+from space.node.warm import TENANT as TENANT_WARM
+from space.node.warm import Warm
+from space.rpc.life_api import Bake, Child, Fork
 from space.rpc.node_api import Create, Exec, NodeInfo, SandboxState, Target
 
 log = logging.getLogger(__name__)
@@ -54,7 +57,21 @@ class Node:
         self.templates = Templates(around, store)
         self.builds = Builds(around, store, self.templates)
         self.bundles = Bundles(around, store, self.templates, self.builds)
+        self.warm = Warm(around, store, around.warm_templates, self._boots, self._origins)
         around.accelerators.probe_with(lambda kernel: probe.probe_kvm(around, store, kernel))
+
+    async def bake(self, asked: Bake) -> None:
+        """There is a warm snapshot of that size of a template; InvalidArgument, NotFound, NoCapacity."""
+        manifest = self.templates.named(asked.tenant, asked.template, asked.digest)
+        verdict = await self.around.accelerators.decide(manifest.kernel)
+        disk = asked.disk_mib or max(DEFAULT_DISK_MIB, -(-manifest.disk_bytes // MIB))
+        await self.warm.bake(Size(manifest.digest, asked.cpus, asked.memory_mib, disk, verdict.accelerator))
+
+    def _boots(self) -> bool:
+        return any(each.phase in (Phase.REQUESTED, Phase.PREPARING, Phase.WAKING, Phase.STARTING) for each in self._sandboxes.values())
+
+    def _origins(self) -> list[str]:
+        return [each.record.origin for each in self._sandboxes.values() if each.record.origin]
 
     # -- sandboxes -----------------------------------------------------------------------------------------------
 
@@ -77,7 +94,9 @@ class Node:
             return there
         if self.templates.is_low:
             self._in_background(self.templates.make_room())
-        self.around.gate.enter(asked.sandbox, asked.memory_mib)
+        self._enter(asked.sandbox, asked.memory_mib)
+        size = Size(manifest.digest, asked.cpus, asked.memory_mib, asked.disk_mib, verdict.accelerator)
+        baked = self.warm.find(size)
         record = Record(
             sandbox=asked.sandbox,
             tenant=asked.tenant,
@@ -94,9 +113,32 @@ class Node:
             cwd=manifest.cwd,
             policy=asked.policy,
             policy_generation=asked.policy_generation,
-            start="cold",
+            start="warm" if baked else "cold",
+            origin=baked.snapshot if baked else "",
         )
-        return self._keep(Sandbox.create(record, self.around))
+        if baked:
+            self.around.archive.of(asked.sandbox).inherit(baked.heads)
+        sandbox = self._keep(Sandbox.create(record, self.around, Origin(baked.snapshot, restore=True) if baked else Origin()))
+        sandbox.when("opened", lambda: self._came_up(sandbox, size, baked))
+        return sandbox
+
+    def _enter(self, sandbox: str, memory_mib: int) -> None:
+        """Take its memory at the gate, for which what is warm gives way."""
+        while True:
+            try:
+                return self.around.gate.enter(sandbox, memory_mib)
+            except NoCapacity:
+                if not self.warm.make_room():
+                    raise
+
+    def _came_up(self, sandbox: Sandbox, size: Size, baked: Baked | None) -> None:
+        """It is there, or not: was it what it was to be?"""
+        if sandbox.record.generation != 1 or sandbox.phase is not Phase.RUNNING or sandbox.record.start != "cold":
+            return
+        if baked is not None:
+            self.warm.spoiled(size, baked.snapshot)
+        else:
+            self.warm.missed(size)
 
     async def fork(self, asked: Fork) -> tuple[Instant, list[Sandbox]]:
         """Children of one instant of a sandbox. All or none is admitted; each may fail for itself afterwards."""
@@ -113,7 +155,7 @@ class Node:
             for child in asked.children:
                 self.around.gate.enter(child.sandbox, parent.record.memory_mib)
                 entered.append(child.sandbox)
-            instant = await parent.instant()
+            instant = await parent.instant(SnapshotPlan(new_snapshot_id()))
         except BaseException:
             for name in entered:
                 self.around.gate.leave(name)
@@ -146,8 +188,9 @@ class Node:
             snapshot="",
             snapshot_bytes=0,
             checkpoints=[],
+            origin="",
         )
-        self.around.archive.of(child.sandbox).inherit(parent.processes, instant.kept)
+        self.around.archive.of(child.sandbox).inherit(parent.processes.heads(instant.kept))
         return self._keep(Sandbox.create(record, self.around, Origin(instant.snapshot, restore=True)))
 
     async def _discard_after(self, snapshot: str, children: list[Sandbox]) -> None:
@@ -245,6 +288,9 @@ class Node:
             sandbox.when("opened", lambda: self._begin(sandbox))
         sandbox.when("over", self._keep_slots)
         sandbox.when("gone", lambda: self._sandboxes.pop(name, None))
+        if self.around.warm_templates:
+            for what in ("opened", "over", "gone"):
+                sandbox.when(what, self.warm.look)
         return sandbox
 
     def _keep_slots(self) -> None:
@@ -277,7 +323,8 @@ class Node:
             for record in records.values()
         ]
         sandboxes = [Found(each.sandbox, each.generation, each.slot, each.alive) for each in found.sandboxes]
-        snapshots = [each.snapshot for each in await self.around.rootd.list_snapshots() if not each.shared]
+        there = await self.around.rootd.list_snapshots()
+        snapshots = [each.snapshot for each in there if not each.shared]
         steps = recovery.plan(rows, found.slots, sandboxes, snapshots)
         adopting: list[Sandbox] = []
         for step in steps:
@@ -298,6 +345,7 @@ class Node:
         self.around.egress.start()  # whom nobody knows now, nobody will
         await self._adopted(adopting)
         self._drop_rows_of_nobody(records)
+        self.warm.recover(there)
         self.around.archive.retire_strangers(set(self._sandboxes))
 
     @staticmethod
@@ -326,6 +374,7 @@ class Node:
     async def stop(self, seconds: float) -> None:
         """Undo what is half made, at most so long, and let go of the rest, which runs on for the next node."""
         self._stopping = True
+        self.warm.stop()
         half = [each for each in self._sandboxes.values() if each.phase in (Phase.REQUESTED, Phase.PREPARING, Phase.DELETING)]
         for sandbox in half:
             sandbox.ask_delete()
@@ -346,4 +395,4 @@ class Node:
 
 def _as_left(record: Record) -> Record:
     """A row as a recovery sees it: nobody waits for a probe."""
-    return msgspec.structs.replace(record, phase=Phase.DELETING) if record.tenant in (probe.TENANT, builder.TENANT) else record
+    return msgspec.structs.replace(record, phase=Phase.DELETING) if record.tenant in (probe.TENANT, builder.TENANT, TENANT_WARM) else record

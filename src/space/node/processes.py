@@ -233,11 +233,20 @@ class Processes:
                 self._drop(process)
                 self._inherit(head)
 
-    def inherit(self, parent: Processes, kept: list[Kept]) -> None:
+    def heads(self, kept: list[Kept]) -> list[Head]:
+        """What a machine that is made of that instant has of them."""
+        there = [(self._all[each.process], each) for each in kept if each.process in self._all]
+        return [process.spool.head_at(each.stdout, each.stderr) for process, each in there if not process.removed]
+
+    def inherit(self, heads: list[Head]) -> None:
         """Have those of another sandbox, of which this one's machine is a copy."""
-        for each in kept:
-            if (process := parent._all.get(each.process)) is not None and not process.removed:
-                self._inherit(process.spool.head_at(each.stdout, each.stderr))
+        for head in heads:
+            self._inherit(head)
+
+    def clear(self) -> None:
+        """Drop all that run: the machine that was to have them has not come to be."""
+        for process in list(self._running):
+            self._drop(process)
 
     def _inherit(self, head: Head) -> None:
         head = msgspec.structs.replace(head, tied=False)  # whoever it was tied to is not there

@@ -24,7 +24,6 @@ from space.config import logs
 from space.core.lifecycle import recovery
 from space.core.lifecycle.table import Accept, Request
 from space.model.errors import Conflict, DeadlineExceeded, Gone, Internal, NoCapacity, NotFound, SandboxDied, SpaceError, Unavailable
-from space.model.ids import new_snapshot_id
 from space.model.sandbox import Phase
 from space.node import limits, steps
 from space.node.binding import Held
@@ -34,7 +33,7 @@ from space.node.life import Origin
 from space.node.lives import Lives
 from space.node.shield import ended
 from space.node.surroundings import Surroundings
-from space.node.vmm.seam import Taken
+from space.node.vmm.seam import SnapshotPlan, Taken
 from space.rpc import life_api
 from space.rpc.node_api import Exec, Metrics, SandboxState
 
@@ -194,10 +193,10 @@ class Sandbox(Lives):
         """Oldest first."""
         return [life_api.Checkpointed(each.name, each.stopped_ms, each.bytes, each.taken_us) for each in self.record.checkpoints]
 
-    async def instant(self) -> Instant:
-        """A snapshot for children, which the caller discards."""
+    async def instant(self, plan: SnapshotPlan) -> Instant:
+        """A snapshot for others, which the caller discards."""
         found: list[Instant] = []
-        await self._ask(Request.FORK, found)
+        await self._ask(Request.FORK, (plan, found))
         return found[0]
 
     async def set_policy(self, policy: Held) -> None:
@@ -372,8 +371,8 @@ class Sandbox(Lives):
             case Request.CHECKPOINT:
                 await self._checkpoint(letter.about)
             case Request.FORK:
-                snapshot = new_snapshot_id()
-                letter.about.append(Instant(snapshot, *await self._instant(snapshot)))
+                plan, found = letter.about
+                found.append(Instant(plan.snapshot, *await self._instant(plan)))
 
     async def _unless_deleted(self, work: Coroutine[Any, Any, None]) -> None:
         await steps.unless_asked(work, self._delete_asked, self.record.sandbox)

@@ -36,4 +36,5 @@ class Surroundings:
     archive: Archive
     history: History
     disk_of: Callable[[str], Path]  # a sandbox's disk, to have it on stable storage
+    warm_templates: int = 0
     trace: Trace = no_trace

@@ -37,6 +37,7 @@ class TemplateVerbs:
     async def _drop(self, stream: Stream, request: bytes) -> None:
         asked = decode(api.TemplateTarget, request)
         await self._node.templates.drop(asked.tenant, asked.digest, force=asked.force)
+        await self._node.warm.drop(asked.digest)
         await stream.send_message(api.Done(), last=True)
 
     async def _rebake(self, stream: Stream, request: bytes) -> None:

@@ -108,13 +108,16 @@ class Forked(msgspec.Struct, frozen=True, tag_field="t", tag="forked"):
 
 
 class Bake(Asked, frozen=True, forbid_unknown_fields=True):
-    """A warm snapshot of a template, of that size. template: its name; digest: which build of it, empty for a shipped one."""
+    """A warm snapshot of a template, of that size. template: its name; digest: which build of it, empty for a shipped one. disk_mib: 0
+    for what a sandbox has that asks for no size.
+    """
 
     tenant: str
     template: str
     cpus: int
     memory_mib: int
     digest: str = ""
+    disk_mib: int = 0
 
 
 class TemplateSnapshot(Asked, frozen=True, forbid_unknown_fields=True):

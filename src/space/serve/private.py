@@ -128,13 +128,17 @@ def private_instance(
 ) -> Iterator[Served]:
     """Serve a fresh instance (root only), yield it when it answers, remove it with all that it holds.
 
+    It keeps no templates warm unless it is told to: it is gone before that is worth its cost.
+
     overrides: settings, as `space serve --set` takes them. python: the runtime's interpreter, default this one. dev: it may
     be a checkout's, which is the default where this process, root as well, runs from one itself. log: where serve's own lines
     go, default nowhere. Unavailable, or what serve said, when it cannot start.
     """
     if dev is None:
         dev = python is None and any(map(runtime.objection, runtime.locations()))
-    launch = Launch(random_name(), {"port": "0", **(overrides or {})}, ephemeral=True, python=python, dev=dev, log=log)
+    launch = Launch(
+        random_name(), {"port": "0", "warm_templates": "0", **(overrides or {})}, ephemeral=True, python=python, dev=dev, log=log
+    )
     try:
         yield launch.wait_until_ready()
     finally:

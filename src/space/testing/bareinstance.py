@@ -82,7 +82,7 @@ class BareInstance:
 @contextmanager
 def bare_instance(*services: str, settings: Settings | None = None) -> Iterator[BareInstance]:
     """An instance with these services started, in that order."""
-    one = BareInstance(settings or Settings(accelerator="tcg"))
+    one = BareInstance(settings or Settings(accelerator="tcg", warm_templates=0))
     try:
         for name in services:
             one.start(name)

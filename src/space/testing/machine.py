@@ -83,7 +83,7 @@ class Server:
     def __init__(self, which: Runtime, log: Path, settings: Mapping[str, str] | None = None) -> None:
         self.name = random_name()
         self._which, self._log = which, log
-        self._settings = {"port": "0", **(settings or {})}
+        self._settings = {"port": "0", "warm_templates": "0", **(settings or {})}
         self._launch: Launch | None = None
         self.served: Served | None = None
 

@@ -93,6 +93,7 @@ class MemoryNode:
         quota: Quota = QUOTA,
         retention: float = 3600.0,
         interval: float = 0.0,
+        warm: int = 0,
     ) -> None:
         self.host = host or MemoryHost()
         self.services = services or MemoryServices(self.host)
@@ -102,7 +103,7 @@ class MemoryNode:
         self._trace = trace
         self._ready_slots = ready_slots
         self._quota, self._retention, self._interval = quota, retention, interval
-        self._guests = guests
+        self._guests, self._warm = guests, warm
         self._lifeline: Lifeline | None = None
         self._door: Door | None = None
         self._node: Node | None = None
@@ -137,6 +138,7 @@ class MemoryNode:
             archive=Archive(self._directory / "spool", self._quota, self._retention),
             history=History(self._interval),
             disk_of=lambda _: self._directory / "ledger.db",
+            warm_templates=self._warm,
             trace=self._trace,
         )
         self._node = Node(around, self.host.store)

@@ -43,17 +43,20 @@ class NoRoom:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Who is in. held: memory of each sandbox, overhead included; booting and waiting: whose boot goes on, whose comes."""
+    """Who is in. held: memory of each sandbox, overhead included; booting and waiting: whose boot goes on, whose comes. aside: memory of
+    warm templates, which gives way to sandboxes.
+    """
 
     capacity: Capacity
     held: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     booting: frozenset[str] = frozenset()
     waiting: tuple[str, ...] = ()
+    aside: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def memory_mib(self) -> int:
         """Memory that is taken."""
-        return sum(self.held.values())
+        return sum(self.held.values()) + sum(self.aside.values())
 
     def ask(self, sandbox: str, guest_mib: int, disk_free_mib: int | None = None) -> Admission | NoRoom:
         """A new sandbox that wants to boot: in, and booting or in the queue; or no room. One that is in already changes nothing.
@@ -86,6 +89,11 @@ class Admission:
     def adopted(self, sandbox: str, guest_mib: int) -> Admission:
         """A sandbox that runs already: counted, even beyond the capacity (it is there)."""
         return replace(self, held=MappingProxyType({**self.held, sandbox: guest_mib + VMM_OVERHEAD_MIB}))
+
+    def setting_aside(self, name: str, mib: int) -> Admission:
+        """That much for something that is no sandbox; 0 gives it back."""
+        others = {each: amount for each, amount in self.aside.items() if each != name}
+        return replace(self, aside=MappingProxyType({**others, name: mib} if mib else others))
 
     def booted(self, sandbox: str) -> Admission:
         """Its boot is over, well or not; the next ones begin."""

@@ -1,0 +1,128 @@
+"""Warm templates on a simulated node: baked once a size was missed, cloned from then on, found again, and never in anybody's way."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.unit.node.test_lives import Hold, created, found, guest_of, last, node, quiet, spec, until, wake
+
+from space.core.lifecycle.admission import Capacity
+from space.core.plan.machine import VMM_OVERHEAD_MIB
+from space.model.errors import Internal
+from space.node.stages import RESTORED, Stage
+from space.rpc import life_api
+from space.rpc import node_api as api
+from space.testing.memoryhost import MemoryHost
+from space.testing.memorynode import MemoryNode
+
+
+def baked(sim: MemoryNode) -> list[str]:
+    return sorted(sim.host.held)
+
+
+async def test_the_first_of_a_size_boots_and_the_next_are_clones_of_its_kind(tmp_path: Path) -> None:
+    async with node(tmp_path, warm=4) as (sim, session):
+        first = await created(session)
+        assert found(sim, first).state.start == "cold"
+        await until(lambda: len(baked(sim)) == 1)
+        assert [each.record.sandbox for each in sim.host.sandboxes.values()] == [first], "what was booted for it is gone"
+        states = [await last(session, "create", spec()) for _ in range(2)]
+        assert [(each.phase, each.start) for each in states] == [("running", "warm")] * 2
+        assert list(states[0].stages_ms) == [stage.value for stage in RESTORED]
+        imprints = [guest_of(sim, each.sandbox).imprinted for each in states]
+        assert len({each.machine_id for each in imprints if each}) == 2
+        assert [guest_of(sim, each.sandbox).claimed is not None for each in states] == [True, True]
+        other = await last(session, "create", spec(memory_mib=256))
+        assert other.start == "cold"  # of another size
+        await until(lambda: len(baked(sim)) == 2)
+        await last(session, "suspend", api.Target(states[0].sandbox))  # its snapshot is its own
+        assert (await last(session, "wake", wake(states[0].sandbox, 2))).start == "restore"
+        for sandbox in (first, other.sandbox, *(each.sandbox for each in states)):
+            await session.call("delete", api.Target(sandbox))
+        await quiet(sim)
+        assert {each.split()[0] for each in sim.host.leftovers()} == {"snapshot", "memory"}
+        assert sim.node.around.gate.memory_mib == 2 * 32
+
+
+async def test_a_clone_that_cannot_be_is_booted_and_its_snapshot_is_used_no_more(tmp_path: Path) -> None:
+    async with node(tmp_path, warm=4, host=(host := MemoryHost())) as (sim, session):
+        await created(session)
+        await until(lambda: len(baked(sim)) == 1)
+        host.fail_next("start_vmm", Internal("another VMM"))
+        state = await last(session, "create", spec())
+        assert (state.phase, state.start) == ("running", "cold"), state.reason
+        await until(lambda: not baked(sim))
+        assert (await last(session, "create", spec())).start == "cold"
+
+
+async def test_what_is_warm_is_found_again_after_a_kill_and_what_was_half_baked_is_gone(tmp_path: Path) -> None:
+    hold = Hold(Stage.SNAPSHOT, "after")
+    async with MemoryNode(tmp_path, trace=hold, warm=4) as sim:
+        async with sim.connected() as session:
+            await created(session)
+            await hold.reached.wait()  # of the bake: its snapshot has no row yet
+        sim.crash()
+        hold.armed = False
+        await sim.start()
+        async with sim.connected() as session:
+            await until(lambda: not sim.host.snapshots and len(sim.host.sandboxes) == 1)
+            await created(session)
+            await until(lambda: len(baked(sim)) == 1)
+        sim.crash()
+        await sim.start()
+        async with sim.connected() as session:
+            await until(lambda: sim.node.warm.known == 1)
+            assert (await last(session, "create", spec())).start == "warm"
+
+
+async def test_memory_that_is_kept_warm_gives_way_to_a_sandbox(tmp_path: Path) -> None:
+    room = Capacity(memory_mib=2 * (512 + VMM_OVERHEAD_MIB), sandboxes=10, boots=10, queue=10)
+    async with node(tmp_path, warm=4, capacity=room) as (sim, session):
+        first = await created(session)
+        await until(lambda: len(baked(sim)) == 1)
+        assert (await last(session, "create", spec())).phase == "running"
+        await until(lambda: not baked(sim))
+        await session.call("delete", api.Target(first))
+
+
+async def test_a_size_is_baked_when_it_is_asked_for(tmp_path: Path) -> None:
+    async with node(tmp_path, warm=4) as (sim, session):
+        asked = life_api.Bake(tenant="acme", template="base", cpus=1, memory_mib=512, disk_mib=2048)
+        for _ in range(2):
+            await session.call("bake", asked)
+        assert len(baked(sim)) == 1
+        assert (await last(session, "create", spec())).start == "warm"
+
+
+async def test_a_node_that_keeps_nothing_warm_bakes_nothing(tmp_path: Path) -> None:
+    async with node(tmp_path) as (sim, session):
+        await created(session)
+        await asyncio.sleep(0.1)
+        assert not sim.host.snapshots
+
+
+@pytest.mark.parametrize("stage", RESTORED)
+async def test_a_node_that_is_killed_while_it_clones_leaves_nothing_of_the_clone(tmp_path: Path, stage: Stage) -> None:
+    hold = Hold(stage, "before", armed=False)
+    async with MemoryNode(tmp_path, trace=hold, warm=4) as sim:
+        async with sim.connected() as session:
+            first = await created(session)
+            await until(lambda: len(baked(sim)) == 1)
+            hold.armed = True
+            asking = asyncio.ensure_future(last(session, "create", spec()))
+            await hold.reached.wait()
+            sim.crash()
+            await asyncio.gather(asking, return_exceptions=True)
+        hold.armed = False
+        await sim.start()
+        async with sim.connected() as session:
+            listed = msgspec.msgpack.decode(await session.call("list", api.Empty()), type=api.SandboxList).sandboxes
+            assert len(listed) == 2
+            for each in listed:
+                await session.call("delete", api.Target(each.sandbox))
+            await quiet(sim)
+            assert {each.split()[0] for each in sim.host.leftovers()} == {"snapshot", "memory"}
+            assert first in {each.sandbox for each in listed}
