@@ -11,14 +11,16 @@ import fcntl
 import os
 import resource
 import signal
+import socket
 import stat
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
 from space.core.plan import machine, ruleset
-from space.host import namespaces, syscalls
+from space.host import namespaces, process, syscalls
+from space.model.errors import Internal
 
 FIRST_DESCRIPTOR = 3
 _OPEN_FILES = 256
@@ -29,11 +31,11 @@ _TMPFS = syscalls.MS_NOSUID | syscalls.MS_NOEXEC
 
 @dataclass(frozen=True, slots=True)
 class Jail:
-    """A VMM to be. descriptors: what it keeps, in this order from FIRST_DESCRIPTOR on, with the TAP after them. named_descriptors: it
-    finds them as files, too.
+    """A VMM to be. tree: a descriptor of the mount namespace that its own is a copy of (`Trees`). descriptors: what it keeps, in this order
+    from FIRST_DESCRIPTOR on, with the TAP after them. named_descriptors: it finds them as files, too.
     """
 
-    root: Path
+    tree: int
     kernel: Path
     initramfs: Path
     named_descriptors: bool
@@ -47,13 +49,36 @@ class Jail:
     argv: tuple[str, ...]
 
 
+@dataclass(slots=True)
+class Trees:
+    """Mount namespaces to copy, by the artefact whose files they show: each holds these, a /tmp with the places of what is a VMM's own,
+    and nothing of the host.
+
+    A namespace made of the host's has the host's tree to drop, and the kernel waits for everybody who might still walk it (2 to 13 ms).
+    So that is done once for an artefact, and a VMM's namespace is a copy of one in which there is nothing to drop.
+    """
+
+    kept: dict[tuple[Path, int, int], int] = field(default_factory=dict)
+
+    def of(self, root: Path) -> int:
+        """A descriptor of the namespace, which stays ours. The artefact is told by its inode as well: one may be made anew in its place."""
+        there = root.stat()
+        key = (root, there.st_dev, there.st_ino)
+        if key not in self.kept:
+            self.kept[key] = _made(root)
+        return self.kept[key]
+
+
 def become(jail: Jail, go: int, errors: int) -> NoReturn:
-    """Wait for a byte on `go`, then turn into the VMM; what went wrong is written to `errors`, which exec closes."""
+    """Turn into the VMM once a byte comes on `go`; what went wrong is written to `errors`, which exec closes."""
     try:
         errors = fcntl.fcntl(errors, fcntl.F_DUPFD_CLOEXEC, 512)
+        null, tap = _enter(jail)
         if os.read(go, 1) != b"g":
             os._exit(1)  # rootd died before this process was in its cgroup
-        _settle(jail, errors)
+        _place_descriptors(null, jail.stderr, (*jail.descriptors, tap), errors)
+        _limit(jail)
+        _give_up_rights(jail.uid)
         os.execve(jail.argv[0], jail.argv, {})  # noqa: S606 (this is the point of it)
     except BaseException as error:  # noqa: BLE001 (there is nobody to raise it to)
         with suppress(OSError):
@@ -61,7 +86,10 @@ def become(jail: Jail, go: int, errors: int) -> NoReturn:
     os._exit(127)
 
 
-def _settle(jail: Jail, errors: int) -> None:
+def _enter(jail: Jail) -> tuple[int, int]:
+    """Leave everything of rootd's but its descriptors and rights; /dev/null and the TAP. Meanwhile rootd puts this process into its cgroup,
+    which takes as long.
+    """
     os.setsid()
     os.umask(0o077)
     signal.set_wakeup_fd(-1)
@@ -73,45 +101,66 @@ def _settle(jail: Jail, errors: int) -> None:
     tap = namespaces.open_tap(ruleset.TAP)
     kvm = os.stat("/dev/kvm").st_rdev if jail.kvm else None  # noqa: PTH116
     _change_root(jail, kvm)
-    _place_descriptors(null, jail.stderr, (*jail.descriptors, tap), errors)
-    _limit(jail)
-    _give_up_rights(jail.uid)
+    return null, tap
 
 
 def _change_root(jail: Jail, kvm: int | None) -> None:
-    syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS)
-    syscalls.sethostname("vmm")
-    root = syscalls.open_tree(str(jail.root), _READ_ONLY)
     parts = {
         machine.KERNEL: syscalls.open_tree(str(jail.kernel), _READ_ONLY | syscalls.MOUNT_ATTR_NOEXEC),
         machine.INITRAMFS: syscalls.open_tree(str(jail.initramfs), _READ_ONLY | syscalls.MOUNT_ATTR_NOEXEC),
     }
     if jail.named_descriptors:  # those of this process, which is the VMM to be
         parts = {machine.DESCRIPTORS: syscalls.open_tree("/proc/self/fd", _READ_ONLY | syscalls.MOUNT_ATTR_NOEXEC)}
+    syscalls.setns(jail.tree, syscalls.CLONE_NEWNS)
+    syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS)
+    syscalls.sethostname("vmm")
+    for path, tree in parts.items():
+        syscalls.move_mount(tree, path)
+    if kvm is not None:
+        _fill("/dev", [], [], kvm, jail.uid)
+    os.chdir("/")
+
+
+def _made(root: Path) -> int:
+    """A namespace for `Trees`, made in a child that leaves it behind."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+
+        def work() -> bytes:
+            socket.send_fds(theirs, [b"n"], [_lay_out(root)])
+            return b""
+
+        process.forked(work)
+        _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+    if len(descriptors) != 1:
+        raise Internal(f"no mount namespace of {root} could be made")
+    os.set_inheritable(descriptors[0], False)
+    return descriptors[0]
+
+
+def _lay_out(root: Path) -> int:
+    """Leave the mount namespace for one that holds the artefact and a read-only /tmp; a descriptor of that one."""
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    tree = syscalls.open_tree(str(root), _READ_ONLY)
     # Entering the mount namespace that we are in puts us at its real root: pivot_root refuses to work from inside a chroot.
     own = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     syscalls.setns(own, syscalls.CLONE_NEWNS)
     syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
-    syscalls.move_mount(root, "/")
-    os.fchdir(root)
-    _fill("tmp", [Path(path).name for path in parts], None, jail.uid, directories=jail.named_descriptors)
-    for path, tree in parts.items():
-        syscalls.move_mount(tree, path.lstrip("/"))
-    if kvm is not None:
-        _fill("dev", [], kvm, jail.uid)
+    syscalls.move_mount(tree, "/")
+    os.fchdir(tree)
+    _fill("tmp", [Path(path).name for path in (machine.KERNEL, machine.INITRAMFS)], [Path(machine.DESCRIPTORS).name], None, 0)
     syscalls.pivot_root(".", ".")
     syscalls.umount2(".", syscalls.MNT_DETACH)
-    os.chdir("/")
+    return own
 
 
-def _fill(directory: str, names: list[str], kvm: int | None, uid: int, *, directories: bool = False) -> None:
+def _fill(directory: str, names: list[str], directories: list[str], kvm: int | None, uid: int) -> None:
     """A tmpfs of a few entries on `directory`, read-only once they are there."""
     flags = _TMPFS if kvm is not None else _TMPFS | syscalls.MS_NODEV
     syscalls.mount("tmpfs", directory, "tmpfs", flags, "size=16k,nr_inodes=8,mode=0755")
+    for name in directories:
+        os.mkdir(f"{directory}/{name}", 0o555)  # noqa: PTH102
     for name in names:
-        if directories:
-            os.mkdir(f"{directory}/{name}", 0o555)  # noqa: PTH102
-            continue
         os.close(os.open(f"{directory}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
     if kvm is not None:
         os.mknod(f"{directory}/kvm", stat.S_IFCHR | 0o600, kvm)

@@ -32,9 +32,12 @@ _F_ADD_SEALS, _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 1, 2, 4
 
 @dataclass(slots=True)
 class Children:
-    """The VMMs that this rootd started, by pid: the sandbox, and a descriptor of what the VMM wrote on standard error."""
+    """The VMMs that this rootd started, by pid: the sandbox, and a descriptor of what the VMM wrote on standard error. trees: what their
+    mount namespaces are copies of.
+    """
 
     by_pid: dict[int, tuple[str, int]] = field(default_factory=dict)
+    trees: jail.Trees = field(default_factory=jail.Trees)
 
 
 def start(place: Place, children: Children, op: StartVmm) -> int:
@@ -65,7 +68,7 @@ def start(place: Place, children: Children, op: StartVmm) -> int:
         stderr = _bounded_file()
         stack.callback(os.close, stderr)
         record = replace(record, accelerator=op.accelerator, restored=op.restore)
-        plan = _plan(place, record, (*(listener.fileno() for listener in listeners), disk, *origin), stderr)
+        plan = _plan(place, record, (*(listener.fileno() for listener in listeners), disk, *origin), stderr, children.trees)
         pid, pidfd = _spawn(place, record, plan)
         children.by_pid[pid] = (record.sandbox, os.dup(stderr))
         return pidfd
@@ -155,14 +158,14 @@ def _open_origin(place: Place, record: Record) -> tuple[int, int]:
         raise
 
 
-def _plan(place: Place, record: Record, descriptors: tuple[int, ...], stderr: int) -> jail.Jail:
+def _plan(place: Place, record: Record, descriptors: tuple[int, ...], stderr: int, trees: jail.Trees) -> jail.Jail:
     store = place.store
     manifest = store.template_by_digest(record.template)
     *numbers, tap = range(jail.FIRST_DESCRIPTOR, jail.FIRST_DESCRIPTOR + len(descriptors) + 1)
     given = dict(zip((*SOCKETS, "disk", "memory", "state"), numbers, strict=False))
     plan = machine.Machine(record.cpus, record.memory_mib, record.accelerator, *clockrate.tsc(), restore=record.restored)
     return jail.Jail(
-        root=store.path("qemu", manifest.qemu) / "root",
+        tree=trees.of(store.path("qemu", manifest.qemu) / "root"),
         kernel=store.path("kernel", manifest.kernel) / "vmlinux",
         initramfs=store.path("initramfs", manifest.initramfs) / "initrd.cpio",
         named_descriptors=record.restored,
@@ -204,7 +207,8 @@ def _spawn(place: Place, record: Record, plan: jail.Jail) -> tuple[int, int]:
                 place.tree(record.sandbox).add(pid)
                 started = namespaces.start_time(pid)
                 if started is None:
-                    raise Internal(f"the VMM of {record.sandbox} ended before it began")
+                    words = failure.read(4096) or b"it ended before it began"
+                    raise Internal(f"the VMM of {record.sandbox} could not be started: {words.decode(errors='replace')}")
                 record = replace(record, pid=pid, started=started)
                 sandboxes.save(place, record)
                 with suppress(BrokenPipeError):
