@@ -60,6 +60,7 @@ class Peer(asyncio.Protocol):
         self._sock = sock
         self._holds = 0
         self._eof = False
+        self._agreed: str | None = None
         self._early = b""
         self._transport: asyncio.Transport | None = None
 
@@ -101,7 +102,7 @@ class Peer(asyncio.Protocol):
     @property
     def protocol(self) -> str | None:
         """What was agreed on in the handshake."""
-        return None if self.tls is None else self.tls.protocol
+        return self._agreed if self.tls is None else self.tls.protocol
 
     @property
     def held(self) -> bool:
@@ -203,6 +204,13 @@ class Peer(asyncio.Protocol):
             self.owner.lost(self)
         except Exception as error:  # noqa: BLE001
             self.owner.failed(self, error)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Let go of the library's buffers, most of what a connection takes: the rest refers to itself and goes with the next collection."""
+        if self.tls is not None and not self._early and not self._holds & self.WAIT:
+            self._agreed = self.tls.protocol
+            self.tls = None
 
     def _press(self, full: bool) -> None:
         self.full = full

@@ -200,7 +200,7 @@ class Served:
         """Whether it is time to end. Nothing is accepted between this look and the end: what comes waits in the kernel."""
         if len(self.worker) or self._tasks or (self._dns_tcp is not None and len(self._dns_tcp)):
             self.noticed()
-        elif self._last != self._tidied:
+        if self._last != self._tidied:
             self._tidied = self._last
             gc.collect()
             syscalls.trim_heap()  # what connections have used is not kept for the next ones
