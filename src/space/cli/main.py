@@ -122,6 +122,9 @@ _MODULES: dict[str, dict[str, str]] = {
 def _register(arguments: Sequence[str]) -> None:
     """Give the parser the command that `arguments` name, or all: each costs milliseconds, and one is called."""
     wanted = [module for module, commands in _MODULES.items() if command_of(arguments) in commands]
+    # those of a call before: a process that calls again and again would parse for all of them
+    app.registered_commands.clear()
+    app.registered_groups.clear()
     for module in wanted or _MODULES:
         importlib.import_module(f"space.cli.{module}").add_to(app)
     said = {name: text for commands in _MODULES.values() for name, text in commands.items()}
