@@ -83,6 +83,9 @@ BODIES = {
     "explain_policy": {"url": "https://a.example.com/"},
     "answer_ask": {"allow": True},
     "put_tenant_policy": {},
+    "wake_sandbox": {},
+    "fork_sandbox": {},
+    "rollback_sandbox": {"checkpoint": "cp-" + "a" * 20},
     "put_tag": {"digest": "0" * 32},
 }
 RECIPE = 'version = 1\nname = "mine"\n[base]\ntemplate = "base"\n[[step]]\nrun = "true"\n'
@@ -120,6 +123,7 @@ async def test_another_tenants_id_is_answered_exactly_like_an_unknown_one(world:
     unknown |= {"build": "bd-" + "0" * 16}
     [name] = set(re.findall(r"\{(\w+)\}", path)) & set(theirs)
     path = path.replace("{process}", started).replace("{ask}", "ask-1").replace("{port}", "7").replace("{tag}", "v1")
+    path = path.replace("{checkpoint}", "cp-" + "a" * 20)
     async with await world.other_tenant() as stranger:
 
         async def ask(given: str) -> tuple[object, ...]:

@@ -54,6 +54,8 @@ class Settings:
     tenant_cpus: int = 0
     tenant_memory_mib: int = 0
     tenant_disk_mib: int = 0
+    tenant_snapshot_mib: int = 0
+    tenant_checkpoints: int = 0
     tenant_requests_per_second: int = 0
     # Events and audit records are kept so long, and so many of a tenant: a client that is away for a week finds its place again.
     events_days: int = 7
@@ -250,7 +252,7 @@ def _checked(settings: Settings) -> Settings:
     for key in _AT_LEAST_1:
         if getattr(settings, key) < 1:
             raise InvalidArgument(f"setting {key} is at least 1, not {getattr(settings, key)}")
-    for key in ("tenant_sandboxes", "tenant_cpus", "tenant_memory_mib", "tenant_disk_mib", "tenant_requests_per_second"):
+    for key in [name for name in Settings.__dataclass_fields__ if name.startswith("tenant_")]:
         if getattr(settings, key) < 0:
             raise InvalidArgument(f"setting {key} is at least 0 (no limit), not {getattr(settings, key)}")
     for network in settings.webhook_networks:

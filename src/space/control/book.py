@@ -26,7 +26,7 @@ from space.control.records import UNWANTED, Record, Repeat
 from space.control.store.store import Store
 from space.control.timers import Timers
 from space.model.errors import NotFound, SpaceError
-from space.model.sandbox import Phase
+from space.model.sandbox import MIB, Phase
 from space.model.tenants import Usage
 
 log = logging.getLogger("space.control.sandboxes")
@@ -82,13 +82,16 @@ class Book:
 
     def usage(self, tenant: str) -> Usage:
         """What a tenant's sandboxes take that have not ended, and what is beside them: counted anew, so nothing is freed twice or never."""
-        specs = [entry.record.spec for entry in self.live.values() if entry.record.tenant == tenant and not entry.record.ended]
+        there = [entry.record for entry in self.live.values() if entry.record.tenant == tenant and not entry.record.ended]
+        computing = [record.spec for record in there if record.computes]
         more = self.beside(tenant)
         return Usage(
-            len(specs) + more.sandboxes,
-            sum(spec.cpus for spec in specs) + more.cpus,
-            sum(spec.memory_mib for spec in specs) + more.memory_mib,
-            sum(spec.disk_mib for spec in specs) + more.disk_mib,
+            len(there) + more.sandboxes,
+            sum(spec.cpus for spec in computing) + more.cpus,
+            sum(spec.memory_mib for spec in computing) + more.memory_mib,
+            sum(record.spec.disk_mib for record in there) + more.disk_mib,
+            -(-sum(record.snapshot_bytes for record in there) // MIB),
+            sum(record.checkpoints for record in there),
         )
 
     def mine(self, tenant: str, sandbox: str) -> Entry | None:
@@ -126,6 +129,28 @@ class Book:
             raise
         self._changed(entry)
         return entry
+
+    async def add_all(self, made: Sequence[Record], also: Callable[[Connection], Any], news: Sequence[News]) -> list[Entry]:
+        """New sandboxes, all of them in one transaction or none. Their places are taken before anything is waited for."""
+        entries = [Entry(record) for record in made]
+        for entry in entries:
+            entry.creating = True
+            self.live[entry.record.id] = entry
+
+        def change(connection: Connection) -> None:
+            also(connection)
+            for record in made:
+                records.add(connection, record, None)
+
+        try:
+            await self.write(made[0].tenant, change, [*news, *(News("created", record) for record in made)])
+        except SpaceError as error:
+            for entry in entries:
+                self.drop(entry, error)
+            raise
+        for entry in entries:
+            self._changed(entry)
+        return entries
 
     def set(self, entry: Entry, **fields: Any) -> None:
         """The next revision, in memory."""
@@ -191,7 +216,7 @@ class Book:
         self._release(entry)
         entry.fault = fault
         self.live.pop(entry.record.id, None)
-        entry.move(entry.record.changed(phase=Phase.FAILED, reason=fault.message))
+        entry.move(entry.record.changed(phase=Phase.FAILED, reason=fault.message, ended_us=time.time_ns() // 1000))
         self._changed(entry)
 
     async def _bury(self, entry: Entry) -> None:

@@ -44,7 +44,7 @@ async def take(call: Call, services: Services) -> Answer:
     try:
         name, tag = reference(named)
     except ValueError as error:
-        raise InvalidArgument(str(error)) from None
+        raise InvalidArgument(str(error), hint="1 to 63 of a-z, 0-9, '.', '_' and '-'") from None
     most = await templates.room(call.tenant, name)
     asked = api.TemplateImport(call.tenant, name, most)
     async with await services.link.open("template_import", asked, bulk=True) as stream:

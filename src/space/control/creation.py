@@ -11,7 +11,7 @@ from collections.abc import Callable
 from space.control import limits
 from space.control.book import Book
 from space.control.ends import Ends
-from space.control.entry import SETTLED, Entry
+from space.control.entry import SETTLED, THERE, Entry
 from space.control.link import LinkLost, NodeLink
 from space.control.records import UNWANTED, WANTED, Record, Repeat
 from space.control.telling import Telling
@@ -28,6 +28,7 @@ from space.model.errors import (
     Unavailable,
 )
 from space.model.sandbox import Phase, SandboxInfo
+from space.rpc.life_api import Child, Fork, Forked
 from space.rpc.node_api import Create, SandboxState
 
 _NEVER_BEGUN = (InvalidArgument, NotFound, TooLarge)  # of these a node's words before `preparing` mean that it made nothing
@@ -99,6 +100,55 @@ class Creation:
             entry.creating = False
             self._telling.look(entry)  # it may have got another policy meanwhile
 
+    @property
+    def can(self) -> bool:
+        """Whether there is a node to make something."""
+        return self._link.is_up
+
+    async def forked(self, parent: Entry, children: list[Entry]) -> None:
+        """Children, from their rows to running: all, or none of them is kept. The fault of the first that failed."""
+        begun = False
+        try:
+            asked = [
+                Child(sandbox=one.id, generation=one.generation, policy=one.policy_digest, policy_generation=one.policy_generation)
+                for one in (child.record for child in children)
+            ]
+            async with asyncio.timeout(limits.CREATE_SECONDS):
+                await self._telling.ensure(children[0].record.policy_digest)
+                async for said in self._link.messages("fork", Fork(sandbox=parent.record.id, children=asked), Forked | SandboxState):
+                    begun = True
+                    if isinstance(said, SandboxState):
+                        self._heed(said)
+        except LinkLost as error:
+            for child in children:
+                child.creating = False
+                await self._settle(child)
+            raise Unavailable(error.message, hint="the list shows what became of the children") from error
+        except TimeoutError:
+            fault: SpaceError | None = DeadlineExceeded(f"the children did not run after {limits.CREATE_SECONDS:g} s")
+        except SpaceError as error:
+            fault = error
+        else:
+            fault = next((_failed_child(child) for child in children
+                          if child.record.phase is not Phase.RUNNING), None)  # fmt: skip
+        finally:
+            for child in children:
+                child.creating = False
+        if fault is not None:
+            await self._none(children, fault, begun=begun)
+            raise fault
+        for child in children:
+            self._telling.look(child)
+
+    async def _none(self, children: list[Entry], fault: SpaceError, *, begun: bool) -> None:
+        for child in children:
+            if child.record.ended:
+                continue
+            if begun:
+                await self._ends.unwant(child, f"its fork failed: {fault.message}"[:300])
+            else:
+                await self._book.remove(child, fault)
+
     async def _make(self, entry: Entry, request: Create) -> None:
         """The node makes it; it gets the policy first if it lacks that."""
         await self._telling.ensure(request.policy)
@@ -120,7 +170,7 @@ class Creation:
             if not settled and self._link.is_up:  # it is being made there
                 settled = await self._until(entry, lambda record: record.phase in SETTLED, limits.CREATE_SECONDS)
         record = entry.record
-        if record.phase in (Phase.RUNNING, Phase.PAUSED):
+        if record.phase in THERE:
             return record.info()
         if entry.fault is not None:
             raise entry.fault
@@ -173,3 +223,12 @@ def _ended(entry: Entry) -> Gone | None:
     """Somebody ended it on purpose: that is what its creator is told."""
     record = entry.record
     return None if record.desired == WANTED else Gone(f"sandbox {record.id} was ended while it was made: {record.reason}")
+
+
+def _failed_child(child: Entry) -> SpaceError:
+    record = child.record
+    return (
+        SandboxDied(f"child {record.id} failed: {record.reason}")
+        if record.phase is Phase.FAILED
+        else _ended(child) or Gone(f"child {record.id} is {record.phase}")
+    )

@@ -6,6 +6,7 @@ unwanted          there                    delete it there
 unwanted          gone or absent           ended: gone
 wanted            absent, create in hand   wait
 wanted            absent                   ended: failed
+wanted            failed, and it ran once  record the phase: its disk is kept, and wake starts it anew
 wanted            failed, gone, deleting   ended: failed, with the node's reason
 wanted            any other phase          record the phase
 """
@@ -62,7 +63,8 @@ def decide(record: Record | None, level: SandboxState | None, *, creating: bool 
         return Wait() if phase is Phase.DELETING else DeleteThere()
     if level is None or phase is None:
         return Wait() if creating else End(Phase.FAILED, LOST_IN_CREATE if record.phase in (Phase.REQUESTED, Phase.PREPARING) else LOST)
-    if phase in (Phase.FAILED, Phase.GONE, Phase.DELETING):
+    kept = level.phase == Phase.FAILED and not creating and record.phase not in (Phase.REQUESTED, Phase.PREPARING)
+    if phase in (Phase.FAILED, Phase.GONE, Phase.DELETING) and not kept:
         return End(Phase.FAILED, level.reason or f"the node says {phase}")
     if (phase, level.isolation) == (record.phase, record.isolation):
         return Wait()

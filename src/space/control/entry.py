@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 from space.control.records import Record, Repeat
 from space.control.timers import Timer
@@ -12,15 +12,8 @@ from space.model.egress import Ask
 from space.model.errors import SpaceError
 from space.model.sandbox import Phase
 
-SETTLED = frozenset({Phase.RUNNING, Phase.PAUSED, Phase.GONE, Phase.FAILED})
-
-
-@dataclass(frozen=True, slots=True)
-class Pausing:
-    """The server pauses it by itself. timeout: because its time to live is over."""
-
-    reason: str
-    timeout: bool
+THERE = frozenset({Phase.RUNNING, Phase.PAUSED, Phase.SUSPENDED, Phase.STOPPED})  # it was made
+SETTLED = frozenset({*THERE, Phase.GONE, Phase.FAILED})
 
 
 class Entry:
@@ -40,7 +33,13 @@ class Entry:
         self.memory_news: tuple[int, str | None] | None = None  # what is told then
         self.burying = False  # it has ended, and that is not committed yet
         self.promised: asyncio.Task[None] | None = None
-        self.pausing: Pausing | None = None
+        self.turn = asyncio.Lock()  # who holds it moves it between running and rest, or takes an instant of it
+        self.waking: asyncio.Task[SpaceError | None] | None = None  # for the calls that are held
+        self.held = 0  # calls that wait until it runs
+        self.resting = False  # a rule puts it to rest
+        self.generation_seen = 0  # of its life, as the node's last level says
+        self.stored: dict[str, Any] = {}  # what of it is on the node's disk, and how its life began, as its last level says
+        self.said: str | None = None  # the reason of the node's last level
         self.policy_seen: tuple[str, int] | None = None  # digest and generation that the node decides by, as it said last
         self.telling: asyncio.Task[None] | None = None  # what tells the node of another one
         self.asks: dict[str, Ask] = {}  # requests that wait for a person

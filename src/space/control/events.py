@@ -44,11 +44,13 @@ class News:
     ask: Ask | None = None
     policy: PolicyStatus | None = None
     detail: str | None = None
+    checkpoint: str | None = None
+    children: Sequence[str] | None = None
 
     def row(self) -> dict[str, Any]:
         """As it is stored."""
         more: dict[str, Any] = {"from_phase": self.from_phase, "fields": self.fields, "count": self.count, "process": self.process}
-        more |= {"ask": self.ask, "policy": self.policy, "detail": self.detail}
+        more |= {"ask": self.ask, "policy": self.policy, "detail": self.detail, "checkpoint": self.checkpoint, "children": self.children}
         payload = {"phase": self.record.phase.value, "reason": self.record.reason, **more}
         return {
             "tenant": self.record.tenant,

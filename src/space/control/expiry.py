@@ -1,38 +1,40 @@
-"""Ends that come by themselves: the time to live and the idle rule. Both pause through the same call as a caller's pause.
+"""Ends that come by themselves: the time to live and the idle rule. Both pause, suspend and stop on the same way as a caller.
 
-At the end of its time to live a sandbox is deleted, or paused and then kept with no end (`expires_us` None) until somebody acts;
-one that is still being made is paused once it runs. A rule that cannot be carried out (no node) is tried again.
+At the end of its time to live a sandbox is deleted, or put to rest and then kept with no end (`expires_us` None) until somebody acts;
+one that is still being made is put to rest once it runs. One that rests by its idle rule, or was paused, has its time to live all the same;
+of one that was suspended or stopped by request it stands still. A rule that cannot be carried out (no node) is tried again.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 
 from space.control.activity import Activity
 from space.control.book import Book
 from space.control.ends import AGAIN_SECONDS, Ends
-from space.control.entry import Entry, Pausing
+from space.control.entry import Entry
 from space.control.idle import Idle
+from space.control.lives import Lives, Rest, Wish
 from space.control.records import WANTED
+from space.core.lifecycle.table import Request
 from space.model.errors import SpaceError
 from space.model.sandbox import IdlePolicy, Phase
 
+_RESTS = (Phase.PAUSED, Phase.SUSPENDED, Phase.STOPPED, Phase.FAILED)
 log = logging.getLogger("space.control.sandboxes")
 
 
 class Expiry:
-    """Timers of all live sandboxes. pause: has the node pause one, and takes its level."""
+    """Timers of all live sandboxes. observe: told of each idle rule that took effect."""
 
-    def __init__(
-        self, book: Book, ends: Ends, activity: Activity, pause: Callable[[str], Awaitable[None]], observe: Callable[[str], None]
-    ) -> None:
+    def __init__(self, book: Book, ends: Ends, activity: Activity, lives: Lives, observe: Callable[[str], None]) -> None:
         self._book = book
         self._ends = ends
         self._activity = activity
-        self._pause_there = pause
+        self._lives = lives
         self._observe = observe
         self._idle = Idle(book.timers, activity, self._be_idle)
         book.on_change.append(self.heed)
@@ -62,16 +64,16 @@ class Expiry:
             return
         if entry.record.expires_us > time.time_ns() // 1000:
             return  # it was set anew, and has another timer
-        record = entry.record
+        record, action = entry.record, entry.record.spec.on_timeout
         reason = f"its time to live of {record.spec.ttl_seconds} s was over"
-        if record.spec.on_timeout == "delete":
+        if action == "delete":
             self._book.spawn(self._ends.unwant(entry, reason), f"expire {sandbox}")
-        elif record.phase is Phase.RUNNING:
-            self._pause(entry, Pausing(reason, timeout=True))
-        elif record.phase is Phase.PAUSED:
-            self._book.spawn(self._book.change(entry, ["expires_at"], expires_us=None, reason=reason), f"expire {sandbox}")
+        elif record.phase in _RESTS and not deeper(action, record.phase):
+            self._book.spawn(self._book.change(entry, ["expires_at"], expires_us=None, reason=record.reason or reason), f"expire {sandbox}")
+        elif record.phase in (Phase.RUNNING, Phase.PAUSED):
+            self._rest(entry, action, Rest("timeout", reason))
         else:
-            entry.expiry_us = None  # it is being made: its next change sets the timer again, to the time that is past
+            entry.expiry_us = None  # it is being made, or on its way: its next change sets the timer again, to the time that is past
 
     def _be_idle(self, sandbox: str, policy: IdlePolicy) -> None:
         entry = self._book.live.get(sandbox)
@@ -82,22 +84,27 @@ class Expiry:
         if policy.action == "delete":
             self._book.spawn(self._ends.unwant(entry, reason), f"delete idle {sandbox}")
         else:
-            self._pause(entry, Pausing(reason, timeout=False))
+            self._rest(entry, policy.action, Rest("idle", reason))
 
-    def _pause(self, entry: Entry, why: Pausing) -> None:
-        if entry.pausing is None:
-            entry.pausing = why
-            self._book.spawn(self._carry_out(entry, why), f"pause {entry.record.id}")
+    def _rest(self, entry: Entry, action: str, rest: Rest) -> None:
+        if not entry.resting:
+            entry.resting = True
+            self._book.spawn(self._carry_out(entry, Wish(Request(action)), rest), f"{action} {entry.record.id}")
 
-    async def _carry_out(self, entry: Entry, why: Pausing) -> None:
+    async def _carry_out(self, entry: Entry, wish: Wish, rest: Rest) -> None:
         sandbox = entry.record.id
         try:
-            await self._pause_there(sandbox)
+            await self._lives.carry_out(entry, wish, rest)
         except SpaceError as error:
-            log.warning("cannot pause %s yet (%s): %s", sandbox, why.reason, error, extra={"sandbox": sandbox})
-            if why.timeout:
+            log.warning("cannot %s %s yet (%s): %s", wish, sandbox, rest.reason, error, extra={"sandbox": sandbox})
+            if rest.by == "timeout":
                 self._book.timers.after(AGAIN_SECONDS, partial(self._expire, sandbox))
             else:
                 self._idle.again(sandbox, AGAIN_SECONDS)
         finally:
-            entry.pausing = None
+            entry.resting = False
+
+
+def deeper(action: str, phase: Phase) -> bool:
+    """Whether a rule's action frees something that a sandbox at rest still takes: the memory of a paused one."""
+    return phase is Phase.PAUSED and action in ("suspend", "stop")

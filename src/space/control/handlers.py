@@ -82,19 +82,9 @@ async def noop(call: Call, services: Services) -> Answer:
     return answers.nothing()
 
 
-async def pause(call: Call, services: Services) -> Answer:
-    """POST .../pause."""
-    return answers.value(await services.sandboxes.switch(call.tenant, call.params["id"], "pause"))
-
-
-async def resume(call: Call, services: Services) -> Answer:
-    """POST .../resume."""
-    return answers.value(await services.sandboxes.switch(call.tenant, call.params["id"], "resume"))
-
-
 async def sandbox_metrics(call: Call, services: Services) -> Answer:
     """GET .../metrics."""
-    await services.sandboxes.usable(call.tenant, call.params["id"])
+    await services.sandboxes.usable(call.tenant, call.params["id"], wakes=False)
     found = await call.while_there(services.link.call("metrics", Target(call.params["id"]), Metrics))
     return answers.value(msgspec.convert(found, MetricsInfo, from_attributes=True))
 

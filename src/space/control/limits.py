@@ -74,6 +74,13 @@ TREE_STALL_SECONDS: Final = 120.0
 FILE_SECONDS: Final = 120.0
 # From a watch's request until the guest watches, also all of a tree.
 WATCH_SECONDS: Final = 30.0
+# From a suspend, a stop, a wake or a rollback until it is done: memory goes to the disk or comes from it, in a queue of others.
+LIFE_SECONDS: Final = 300.0
+# Calls to one sandbox that wait until it has woken.
+HELD_CALLS: Final = 64
+CHECKPOINTS_PER_SANDBOX: Final = 32
+# Children of one fork.
+CHILDREN: Final = 16
 # Sandboxes that are gone and whose tenant is remembered without asking the store.
 OWNERS: Final = 10_000
 LIST_DEFAULT: Final = 50

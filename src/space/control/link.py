@@ -149,17 +149,25 @@ class NodeLink:
                 raise LinkLost(f"the connection to the node was lost during {verb}") from error
             raise
 
-    async def create(self, request: Create) -> AsyncIterator[SandboxState]:
+    def create(self, request: Create) -> AsyncIterator[SandboxState]:
         """Make a sandbox: every phase it goes through."""
+        return self.states("create", request)
+
+    def states(self, verb: str, request: Any) -> AsyncIterator[SandboxState]:
+        """Every phase that a sandbox goes through on the way that `verb` asks for."""
+        return self.messages(verb, request, SandboxState)
+
+    async def messages(self, verb: str, request: Any, cls: Any) -> AsyncIterator[Any]:
+        """Every message of the answer, each of `cls`, which may be a union. Unavailable, LinkLost, or the node's fault."""
         session = self._session()
         try:
-            async with await session.open("create", _marked(request), finish=True) as stream:
+            async with await session.open(verb, _marked(request), finish=True) as stream:
                 async for event in stream:
                     if isinstance(event, Message):
-                        yield decoded(event, SandboxState)
+                        yield decoded(event, cls)
         except SpaceError as error:
             if session.closed.done():
-                raise LinkLost("the connection to the node was lost during create") from error
+                raise LinkLost(f"the connection to the node was lost during {verb}") from error
             raise
 
     async def list(self) -> list[SandboxState]:

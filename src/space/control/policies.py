@@ -103,6 +103,14 @@ class Policies:
         }
         return Chosen(fields, own, made, basis, warnings)
 
+    async def inherited(self, parent: Record, count: int) -> Chosen:
+        """What `count` children of a sandbox get: what it is to have, as if it were asked for now. As `choose`."""
+        asked: Asked = parent.policy_name
+        if parent.policy_name is None and parent.policy_source:
+            asked = msgspec.json.decode(await self._texts.get(parent.policy_source))
+            self._admit(parent.tenant, count * parent.policy_bytes)
+        return await self.choose(parent.tenant, asked)
+
     def keep(self, chosen: Chosen) -> Any:
         """The change that stores a choice's texts, for the transaction of the sandbox's row."""
         if chosen.made.digest:

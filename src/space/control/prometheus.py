@@ -46,6 +46,7 @@ class Figures:
         self._events = Total("space_events", "Events told", ("kind",), registry=registry)
         self._quota_refusals = Total("space_quota_refusals", "Requests beyond a tenant's quota", ("tenant", "quota"), registry=registry)
         self._idle = Total("space_idle_actions", "What idle rules did", ("action",), registry=registry)
+        self._woken = Total("space_wakes_by_call", "Sandboxes that a call woke", ("outcome",), registry=registry)
         self._webhooks = Total("space_webhook_deliveries", "Attempts to deliver an event", ("outcome",), registry=registry)
         self._registry.register(_Levels(phases, node_is_up, busy, failing))
 
@@ -70,6 +71,10 @@ class Figures:
     def idle(self, action: str) -> None:
         """An idle rule took effect."""
         self._idle.labels(action).inc()
+
+    def woken(self, outcome: str) -> None:
+        """A call woke a sandbox that rested by a rule, or could not."""
+        self._woken.labels(outcome).inc()
 
     def webhook(self, outcome: str) -> None:
         """A delivery was taken, or failed."""

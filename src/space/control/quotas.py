@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 
 import msgspec
@@ -31,6 +31,8 @@ def defaults(settings: Settings) -> Quota:
         settings.tenant_cpus or None,
         settings.tenant_memory_mib or None,
         settings.tenant_disk_mib or None,
+        settings.tenant_snapshot_mib or None,
+        settings.tenant_checkpoints or None,
         settings.tenant_requests_per_second or None,
     )
 
@@ -72,19 +74,34 @@ class Quotas:
         self._own[tenant] = quota
         self._buckets.pop(tenant, None)
 
-    def admit(self, tenant: str, spec: SandboxSpec, used: Callable[[], Usage]) -> None:
-        """QuotaPassed names the first amount that one more such sandbox would pass."""
-        quota = self.effective(tenant)
-        if all(getattr(quota, name) is None for name in _AMOUNTS):
+    def admit(self, tenant: str, spec: SandboxSpec, used: Callable[[], Usage], *, count: int = 1) -> None:
+        """QuotaPassed names the first amount that `count` more such sandboxes would pass."""
+        if all(getattr(self.effective(tenant), name) is None for name in _AMOUNTS):
             return
-        had = used()
-        for name, wanted in (("sandboxes", 1), ("cpus", spec.cpus), ("memory_mib", spec.memory_mib), ("disk_mib", spec.disk_mib)):
+        wanted = {"sandboxes": 1, "cpus": spec.cpus, "memory_mib": spec.memory_mib, "disk_mib": spec.disk_mib}
+        self._admit(tenant, {name: count * amount for name, amount in wanted.items()}, used(), "delete a sandbox or a template")
+
+    def admit_life(self, tenant: str, spec: SandboxSpec, used: Usage) -> None:
+        """As `admit`, of what a sandbox takes again that wakes."""
+        self._admit(tenant, {"cpus": spec.cpus, "memory_mib": spec.memory_mib}, used, "suspend another sandbox")
+
+    def admit_snapshot(self, tenant: str, spec: SandboxSpec, used: Usage) -> None:
+        """As `admit`, of a memory that is stored: at most all of it. A rule is never refused it, but counts for the next one who asks."""
+        self._admit(tenant, {"snapshot_mib": spec.memory_mib}, used, "drop a checkpoint, or delete a suspended sandbox")
+
+    def admit_checkpoint(self, tenant: str, spec: SandboxSpec, used: Usage) -> None:
+        """As `admit_snapshot`, of one checkpoint more."""
+        self._admit(tenant, {"checkpoints": 1, "snapshot_mib": spec.memory_mib}, used, "drop a checkpoint")
+
+    def _admit(self, tenant: str, wanted: Mapping[str, int], had: Usage, remedy: str) -> None:
+        quota = self.effective(tenant)
+        for name, amount in wanted.items():
             most, has = getattr(quota, name), getattr(had, name)
-            if most is not None and has + wanted > most:
+            if most is not None and has + amount > most:
                 self.observe(tenant, name)
                 raise QuotaPassed(
-                    f"tenant {tenant} may have {name} {most}; it has {has}, and this wants {wanted}",
-                    hint="delete a sandbox or a template, or ask the operator for a larger quota",
+                    f"tenant {tenant} may have {name} {most}; it has {has}, and this wants {amount}",
+                    hint=f"{remedy}, or ask the operator for a larger quota",
                 )
 
     def room(self, tenant: str, used: Callable[[], Usage], *, most: int) -> int:

@@ -12,6 +12,7 @@ from space.control import (
     prometheus,
     routes_egress_log,
     routes_files,
+    routes_lives,
     routes_policies,
     routes_processes,
     routes_templates,
@@ -140,26 +141,6 @@ _SANDBOXES: tuple[Route, ...] = (
         errors=GUEST,
     ),
     Route(
-        "POST",
-        SANDBOX + "/pause",
-        "pause_sandbox",
-        "Stop its processors; idempotent",
-        Access.TENANT,
-        handlers.pause,
-        (Reply(200, "It is paused", _INFO),),
-        errors=GUEST,
-    ),
-    Route(
-        "POST",
-        SANDBOX + "/resume",
-        "resume_sandbox",
-        "Let its processors run; idempotent",
-        Access.TENANT,
-        handlers.resume,
-        (Reply(200, "It runs", _INFO),),
-        errors=GUEST,
-    ),
-    Route(
         "GET",
         SANDBOX + "/metrics",
         "sandbox_metrics",
@@ -237,6 +218,7 @@ _SANDBOXES: tuple[Route, ...] = (
 
 ROUTES: tuple[Route, ...] = (
     *_SANDBOXES,
+    *routes_lives.ROUTES,
     *routes_processes.ROUTES,
     *routes_files.ROUTES,
     *routes_policies.ROUTES,

@@ -4,8 +4,8 @@
     delete: desired = gone (on the disk) -> node.delete -> gone;   also by its time to live or its idle rule (`expiry`)
     node up: every row is compared with the node's list (`decide`); what is wanted and absent failed, what is there and unwanted is deleted
 
-`book` owns the records, `creation`, `ends` and `expiry` take the steps; this is their one face, and the node link's listener. Every
-public call takes the tenant first: what belongs to another one is not found, by construction.
+`book` owns the records, `creation`, `forks`, `lives`, `ends` and `expiry` take the steps; this is their one face, and the node link's
+listener. Every public call takes the tenant first: what belongs to another one is not found, by construction.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from space.control import decide, limits, listing, records
 from space.control.activity import Activity
@@ -24,7 +25,9 @@ from space.control.ends import Ends
 from space.control.entry import Entry
 from space.control.events import EventLog
 from space.control.expiry import Expiry
+from space.control.forks import Forks
 from space.control.link import NodeLink
+from space.control.lives import Lives, Wish
 from space.control.memory import Memory
 from space.control.policies import Asked, Policies
 from space.control.prometheus import Figures
@@ -32,12 +35,14 @@ from space.control.quotas import Quotas
 from space.control.records import UNWANTED, WANTED, Record, Repeat
 from space.control.store.store import Store
 from space.control.timers import Timers
+from space.control.wire_lives import ForkRequest, child_spec
 from space.control.wire_tenants import ChangeRequest, changed_spec
+from space.core.lifecycle.table import Refuse, Request, answer
 from space.model.errors import Conflict, Gone, NoCapacity, NotFound, Unavailable
 from space.model.ids import new_sandbox_id
 from space.model.sandbox import Phase, SandboxInfo, SandboxSpec
 from space.model.tenants import Usage
-from space.rpc.node_api import NodeInfo, SandboxState, Target
+from space.rpc.node_api import NodeInfo, SandboxState
 
 Resolve = Callable[[str, str], tuple[str, str]]
 
@@ -78,7 +83,9 @@ class Sandboxes:
         self.policies = Policies(self._book, link)
         self.asks = Asks(self._book, link)
         self._creation = Creation(self._book, self._ends, link, self.node_level, self._absent, resolve, self.policies.telling)
-        self._expiry = Expiry(self._book, self._ends, self._activity, self._pause, figures.idle)
+        self.lives = Lives(self._book, link, self._quotas, self.policies.telling, self.node_level, figures.woken)
+        self._forks = Forks(self._book, self.policies, self.lives, self._creation, self._quotas)
+        self._expiry = Expiry(self._book, self._ends, self._activity, self.lives, figures.idle)
         self._memory = Memory(self._book)
         await self._book.load()
         await self.policies.load()
@@ -132,8 +139,7 @@ class Sandboxes:
             return await self._creation.join(tenant, earlier, repeat[1], wait=wait)
         if self._closing:
             raise Unavailable("the server ends its sandboxes and stops")
-        if self._book.size >= self._max:
-            raise NoCapacity(f"all {self._max} sandboxes of this server are taken", hint="delete one, or raise max_sandboxes")
+        self._room(1)
         # Counted and taken with nothing awaited between: two that come together cannot both have the last place.
         self._quotas.admit(tenant, spec, lambda: self._book.usage(tenant))
         now = time.time_ns() // 1000
@@ -156,6 +162,19 @@ class Sandboxes:
         self.policies.begun(entry, chosen)
         self._book.spawn(self._creation.drive(entry, keep_refused=not wait), f"create {record.id}")
         return await self._creation.running(entry) if wait else entry.record.info()
+
+    async def fork(self, tenant: str, sandbox: str, asked: ForkRequest) -> list[SandboxInfo]:
+        """Children of one instant of it, each running; or none, and why. It goes on in any case."""
+        entry = await self._wanted(tenant, sandbox)
+        spec = child_spec(entry.record.spec, asked, max_ttl_seconds=self._max_ttl)
+        return await self._forks.fork(entry, spec, asked.count, self._room)
+
+    def _room(self, count: int) -> None:
+        if self._closing:
+            raise Unavailable("the server ends its sandboxes and stops")
+        if self._book.size + count > self._max:
+            left = max(self._max - self._book.size, 0)
+            raise NoCapacity(f"{left} of {self._max} sandboxes of this server are free", hint="delete one, or raise max_sandboxes")
 
     async def get(self, tenant: str, sandbox: str) -> SandboxInfo:
         """One, also after its end for as long as it is kept. NotFound."""
@@ -230,23 +249,28 @@ class Sandboxes:
             await asyncio.gather(*(entry.until(lambda record: record.ended, seconds) for entry in entries))
         return sum(not entry.record.ended for entry in entries)
 
-    async def usable(self, tenant: str, sandbox: str, *, paused: bool = False) -> Entry:
-        """A running sandbox (or a paused one). NotFound, Gone, Conflict."""
+    async def usable(self, tenant: str, sandbox: str, *, paused: bool = False, wakes: bool = True) -> Entry:
+        """A running sandbox (or a paused one). NotFound, Gone, Conflict.
+
+        wakes: wait for one that is waking, and wake one that rests by a rule (`Lives.hold`). TooMany, DeadlineExceeded.
+        """
         entry = await self._wanted(tenant, sandbox)
+        if wakes and not paused:
+            await self.lives.hold(entry)
+            entry = await self._wanted(tenant, sandbox)
         record = entry.record
-        resume = f"resume it with POST /v1/sandboxes/{sandbox}/resume"
-        if record.phase is Phase.PAUSED and not paused:
-            raise Conflict(f"sandbox {sandbox} is paused", hint=resume)
-        if record.phase not in (Phase.RUNNING, Phase.PAUSED):
-            raise Conflict(f"sandbox {sandbox} is {record.phase}", hint="wait until it is running: GET it, or create it without wait=false")
-        if entry.pausing is not None and not paused:
-            raise Conflict(f"sandbox {sandbox} is being paused: {entry.pausing.reason}", hint=resume)
+        if record.phase is Phase.PAUSED and paused:
+            return entry
+        if isinstance(said := answer(record.phase, Request.USE), Refuse):
+            raise said.fault(sandbox, record.rest_reason if record.phase is not Phase.FAILED else record.reason)
+        if (wish := Wish.of(record)) is not None and wish.rests and not paused:
+            raise Conflict(f"sandbox {sandbox} is told to {wish.request.value}", hint=f"wake it with POST /v1/sandboxes/{sandbox}/wake")
         return entry
 
-    async def switch(self, tenant: str, sandbox: str, verb: str) -> SandboxInfo:
-        """pause or resume; idempotent."""
-        entry = await self.usable(tenant, sandbox, paused=True)
-        self.node_level(await self._link.call(verb, Target(sandbox), SandboxState))
+    async def live(self, tenant: str, sandbox: str, wish: Wish) -> SandboxInfo:
+        """Pause, resume, suspend, stop, wake, roll back; idempotent, but for the last. Conflict, Gone, QuotaPassed, or the node's fault."""
+        entry = await self._wanted(tenant, sandbox)
+        await self.lives.carry_out(entry, wish)
         return entry.record.info()
 
     async def record(self, tenant: str, sandbox: str) -> Record:
@@ -264,9 +288,6 @@ class Sandboxes:
             raise Gone(f"sandbox {sandbox} has ended: {record.reason or record.phase}", hint="create a new one")
         return entry
 
-    async def _pause(self, sandbox: str) -> None:
-        self.node_level(await self._link.call("pause", Target(sandbox), SandboxState))
-
     # -- what the node says ---------------------------------------------------------------------------------------------
 
     def node_up(self, info: NodeInfo, levels: list[SandboxState]) -> None:
@@ -281,6 +302,7 @@ class Sandboxes:
         for entry in [entry for entry in self._book.live.values() if entry.record.id not in there]:
             entry.seen = -1
             self._absent(entry)
+        self.lives.node_up()
 
     def node_level(self, level: SandboxState) -> None:
         """A sandbox is now like this on the node; older news are dropped by the node's revision."""
@@ -294,6 +316,8 @@ class Sandboxes:
             self._heed(entry, level)
         record = None if entry is None else entry.record
         self._take(entry, level.sandbox, decide.decide(record, level, creating=entry is not None and entry.creating))
+        if entry is not None and not entry.record.ended:
+            self._stored(entry)
 
     def node_down(self) -> None:
         """Levels of the next session count from the start."""
@@ -303,6 +327,8 @@ class Sandboxes:
 
     def _heed(self, entry: Entry, level: SandboxState) -> None:
         """What a level says beside the phase."""
+        entry.generation_seen, entry.said = level.generation, level.reason
+        entry.stored = {"start": level.start, "snapshot_bytes": level.snapshot_bytes, "checkpoints": level.checkpoints}
         if level.busy is not entry.busy:
             entry.busy = level.busy
             self._expiry.heed(entry)
@@ -330,13 +356,26 @@ class Sandboxes:
                 self._book.end(entry, phase, reason)
 
     def _note(self, entry: Entry, phase: Phase, isolation: str) -> None:
-        """The phase moved. A pause of ours has its reason; what its time to live had paused begins a new one when it runs again."""
-        record, why = entry.record, entry.pausing
-        expires, reason = record.expires_us, None
-        if phase is Phase.PAUSED and why is not None:
-            reason = why.reason
-            over = expires is not None and expires <= time.time_ns() // 1000  # unless it was set anew meanwhile
-            expires = None if why.timeout and over else expires
-        elif phase is Phase.RUNNING and expires is None:
-            expires = time.time_ns() // 1000 + record.spec.ttl_seconds * 1_000_000
-        self._book.move(entry, phase=phase, isolation=isolation, reason=reason, expires_us=expires)
+        """The phase moved. Rest by a rule has its reason; who runs again without an end begins another time to live."""
+        record, now = entry.record, time.time_ns() // 1000
+        fields: dict[str, Any] = {"expires_us": record.expires_us, "reason": entry.said or record.rest_reason}
+        if phase in (Phase.PAUSED, Phase.SUSPENDED, Phase.STOPPED):
+            over = record.expires_us is not None and record.expires_us <= now  # unless it was set anew meanwhile
+            kept = record.rest == "request" and phase is not Phase.PAUSED
+            if kept or (record.rest == "timeout" and over):
+                fields["expires_us"] = None
+        elif phase is Phase.RUNNING:
+            if (wish := Wish.of(record)) is None or not wish.rests:
+                fields |= {"rest": "", "rest_reason": None, "reason": entry.said}
+            if record.expires_us is None:
+                fields["expires_us"] = now + record.spec.ttl_seconds * 1_000_000
+        elif phase is Phase.FAILED:
+            fields |= {"rest": "", "rest_reason": None, "reason": entry.said}
+        self._book.move(entry, phase=phase, isolation=isolation, **entry.stored, **fields)
+
+    def _stored(self, entry: Entry) -> None:
+        """What is kept of it on the node's disk, how its life began, and its generation, where a store was put back from a copy."""
+        record = entry.record
+        fields = {**entry.stored, "generation": max(entry.generation_seen, record.generation)}
+        if any(getattr(record, name) != value for name, value in fields.items()):
+            self._book.move(entry, **fields)

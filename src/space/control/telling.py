@@ -6,7 +6,7 @@
 
 The wish is in the store before it is told, so it outlives every process. While the node is away it is not told: the next session's list
 shows what holds, and what is not as wanted is told then. Nothing is wider than wanted for longer than it takes to cut, as long as
-the node answers at all.
+the node answers at all. A sandbox without a life (suspended, stopped, failed) is told of at its next one: the wish stays `pending`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ log = logging.getLogger("space.control.policies")
 _PIECE = 64 * 1024
 _FIRST_PAUSE = 0.1
 _THERE = (Phase.RUNNING, Phase.PAUSED)
+# Its next life begins with the policy of then; a node is not told of one that has none.
+_LATER = frozenset({Phase.SUSPENDED, Phase.STOPPED, Phase.FAILED})
 
 
 class Telling:
@@ -77,7 +79,9 @@ class Telling:
 
     async def settled(self, entry: Entry, seconds: float) -> None:
         """Wait until the node decides by it, or was cut, or the time is over."""
-        await entry.until(lambda record: record.ended or record.policy_state != "pending" or not self._link.is_up, seconds)
+        await entry.until(
+            lambda record: record.ended or record.policy_state != "pending" or record.phase in _LATER or not self._link.is_up, seconds
+        )
 
     async def ensure(self, digest: str, *, again: bool = False) -> None:
         """The node has that document. again: it says that it has not."""

@@ -98,7 +98,7 @@ class Templates:
         try:
             reference(f"{name}:{tag}")
         except ValueError as error:
-            raise InvalidArgument(str(error)) from None
+            raise InvalidArgument(str(error), hint="1 to 63 of a-z, 0-9, '.', '_' and '-'") from None
 
     async def tag(self, tenant: str, name: str, tag: str, digest: str) -> TemplateInfo:
         """Let a tag lead to one of the tenant's templates."""
@@ -191,7 +191,7 @@ class Templates:
         try:
             template_name(name)
         except ValueError as error:
-            raise InvalidArgument(f"name: {error}") from None
+            raise InvalidArgument(f"name: {error}", hint="1 to 63 of a-z, 0-9, '.', '_' and '-'") from None
         if name == DEFAULT_TEMPLATE or await self.is_shipped(name):
             raise PermissionDenied(f"{name} is the name of a shipped template", hint="take another name")
 

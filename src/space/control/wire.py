@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -20,6 +20,7 @@ from space.model.sandbox import (
     DEFAULT_TTL_SECONDS,
     MAX_ARGUMENTS,
     VARIABLE_BYTES,
+    Action,
     IdlePolicy,
     SandboxInfo,
     SandboxSpec,
@@ -39,17 +40,18 @@ BODY_HINT = "GET /openapi.json has the schema of this body"
 
 
 class IdleRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """seconds: how long nothing has happened; then it is paused or deleted."""
+    """seconds: how long nothing has happened; then it is paused, suspended, stopped or deleted."""
 
     seconds: int
-    action: Literal["pause", "delete"] = "pause"
+    action: Action = "pause"
 
 
 class CreateRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """What to make. memory, disk: MiB. ttl_seconds: from creation on; missing: an hour, or the server's limit if that is less.
 
     idle: null for no such rule. on_timeout: what becomes of it at the end of its time to live. policy: what may leave it (docs/policy.md),
-    or the name of a stored policy; null: the tenant's default, else nothing.
+    or the name of a stored policy; null: the tenant's default, else nothing. wake_on_call: whether a call that needs it running wakes it
+    when a rule had put it to rest.
     """
 
     template: Annotated[str, Meta(max_length=127, description="A name, or name:tag")] = DEFAULT_TEMPLATE
@@ -60,7 +62,8 @@ class CreateRequest(Struct, frozen=True, forbid_unknown_fields=True):
     metadata: Annotated[dict[str, str], Meta(max_length=MAX_METADATA)] = {}
     ttl_seconds: int | None = None
     idle: IdleRequest | None = None
-    on_timeout: Literal["delete", "pause"] = "delete"
+    on_timeout: Action = "delete"
+    wake_on_call: bool = True
     policy: dict[str, Any] | PolicyName | None = None
 
 
@@ -171,13 +174,17 @@ def sandbox_spec(request: CreateRequest, *, max_ttl_seconds: int) -> SandboxSpec
         ttl_seconds=check_ttl(ttl, max_ttl_seconds),
         idle=idle_policy(request.idle),
         on_timeout=request.on_timeout,
+        wake_on_call=request.wake_on_call,
     )
+
+
+_SAY_NOTHING = (("idle", None), ("on_timeout", "delete"), ("wake_on_call", True))
 
 
 def asked_for(spec: SandboxSpec) -> dict[str, Any]:
     """A specification without the fields that came later and say nothing: an older server's digest of the same body is the same."""
     fields: dict[str, Any] = msgspec.to_builtins(spec, order="deterministic")
-    return {name: value for name, value in fields.items() if (name, value) not in (("idle", None), ("on_timeout", "delete"))}
+    return {name: value for name, value in fields.items() if (name, value) not in _SAY_NOTHING}
 
 
 def check_ttl(seconds: int, most: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from space.control.wire import IdleRequest, check_metadata, check_ttl, idle_policy
 from space.model.errors import InvalidArgument
 from space.model.events import EventKind
-from space.model.sandbox import SandboxSpec
+from space.model.sandbox import Action, SandboxSpec
 from space.model.tenants import AuditRecord, Quota, WebhookInfo
 
 _Amount = Annotated[int, Meta(ge=0, le=2**40)]
@@ -23,7 +23,8 @@ class ChangeRequest(Struct, frozen=True, forbid_unknown_fields=True):
     ttl_seconds: int | UnsetType = UNSET
     metadata: Annotated[dict[str, str | None], Meta(max_length=128)] | UnsetType = UNSET
     idle: IdleRequest | UnsetType | None = UNSET
-    on_timeout: Literal["delete", "pause"] | UnsetType = UNSET
+    on_timeout: Action | UnsetType = UNSET
+    wake_on_call: bool | UnsetType = UNSET
 
 
 class QuotaRequest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,6 +34,8 @@ class QuotaRequest(Struct, frozen=True, forbid_unknown_fields=True):
     cpus: _Amount | None = None
     memory_mib: _Amount | None = None
     disk_mib: _Amount | None = None
+    snapshot_mib: _Amount | None = None
+    checkpoints: _Amount | None = None
     requests_per_second: Annotated[float, Meta(ge=0.01, le=1e6)] | None = None
     burst: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
 
@@ -96,8 +99,9 @@ def changed_spec(spec: SandboxSpec, asked: ChangeRequest, *, max_ttl_seconds: in
         changes["metadata"] = check_metadata({name: value for name, value in merged.items() if value is not None})
     if asked.idle is not UNSET:
         changes["idle"] = idle_policy(asked.idle)
-    if asked.on_timeout is not UNSET:
-        changes["on_timeout"] = asked.on_timeout
+    for name in ("on_timeout", "wake_on_call"):
+        if (value := getattr(asked, name)) is not UNSET:
+            changes[name] = value
     return replace(spec, **changes), fields
 
 

@@ -15,7 +15,8 @@ from typing import Literal, get_args
 from space.model.egress import Ask, PolicyStatus
 
 EventKind = Literal[
-    "created", "phase", "changed", "out_of_memory", "egress_asked", "egress_policy", "egress_worker_ended", "deleted",
+    "created", "phase", "changed", "checkpointed", "rolled_back", "forked", "out_of_memory",
+    "egress_asked", "egress_policy", "egress_worker_ended", "deleted",
     "template_built", "template_failed", "template_deleted",
 ]  # fmt: skip
 EVENT_KINDS: tuple[str, ...] = get_args(EventKind)
@@ -25,12 +26,14 @@ EVENT_KINDS: tuple[str, ...] = get_args(EventKind)
 class Event:
     """One thing that happened. at: UNIX seconds. revision, phase, reason: the sandbox's after it.
 
-    created: it is wanted. phase: it went from `from_phase` to `phase`; the last one of a sandbox that failed. changed: the caller set
-    `fields` anew. out_of_memory: the guest's kernel killed `count` more processes, the last of them `process`. egress_asked: a request
-    waits for a person's word (`ask`). egress_policy: which policy says what may leave it, or whether the machine decides by it, is another
-    (`policy`). egress_worker_ended: the process that served its traffic crashed `count` more times, the last for `detail`; the next packet
-    begins another. deleted: it is gone (or its creation was refused), and nothing follows. template_built, template_failed,
-    template_deleted: of no sandbox (`sandbox` and `phase` are empty) but of the `template` (name:tag); detail: its digest, or the reason.
+    created: it is wanted. phase: it went from `from_phase` to `phase`. changed: the caller set `fields` anew. checkpointed, rolled_back: an
+    instant of it was kept, or it is what it was at one (`checkpoint`). forked: `children` were asked for, of one instant of it.
+    out_of_memory: the guest's kernel killed `count` more processes, the last of them `process`. egress_asked: a request waits for a
+    person's word (`ask`). egress_policy: which policy says what may leave it, or whether the machine decides by it, is another (`policy`).
+    egress_worker_ended: the process that served its traffic crashed `count` more times, the last for `detail`; the next packet begins
+    another. deleted: it is gone (or its creation was refused), and nothing follows. template_built,
+    template_failed, template_deleted: of no sandbox (`sandbox` and
+    `phase` are empty) but of the `template` (name:tag); detail: its digest, or the reason.
     """
 
     id: int
@@ -48,3 +51,5 @@ class Event:
     policy: PolicyStatus | None = None
     detail: str | None = None
     template: str | None = None
+    checkpoint: str | None = None
+    children: Sequence[str] | None = None

@@ -11,6 +11,8 @@ class Quota:
     """What a tenant may have at once, over its live sandboxes (paused ones too), builders and templates (their disks), and how fast it
     may ask. None: no limit of this kind.
 
+    A suspended, stopped or failed sandbox takes its disk and what is stored of it, but no CPUs and no memory; a paused one takes all.
+    snapshot_mib: stored memory and checkpoints. checkpoints: how many.
     requests_per_second refills an allowance of `burst` requests (None: twice the rate, one at least); administration is not counted.
     """
 
@@ -18,6 +20,8 @@ class Quota:
     cpus: int | None = None
     memory_mib: int | None = None
     disk_mib: int | None = None
+    snapshot_mib: int | None = None
+    checkpoints: int | None = None
     requests_per_second: float | None = None
     burst: int | None = None
 
@@ -30,6 +34,8 @@ class Usage:
     cpus: int = 0
     memory_mib: int = 0
     disk_mib: int = 0
+    snapshot_mib: int = 0
+    checkpoints: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def test_only_what_is_given_is_changed() -> None:
         (b'{"idle": {"seconds": 0}}', "idle.seconds is 1 to"),
         (b'{"idle": {"seconds": -5}}', "idle.seconds is 1 to"),
         (b'{"idle": {}}', "seconds"),
-        (b'{"idle": {"seconds": 5, "action": "stop"}}', "action"),
+        (b'{"idle": {"seconds": 5, "action": "sleep"}}', "action"),
         (b'{"idle": 5}', "idle"),
         (b'{"on_timeout": "keep"}', "on_timeout"),
         (b'{"metadata": {"-": "x"}}', "no name"),

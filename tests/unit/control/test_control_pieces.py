@@ -45,6 +45,7 @@ def record(phase: Phase = Phase.RUNNING, desired: str = "running", **more: objec
         "created_us": 1,
         "expires_us": 2,
         "isolation": EMULATED,
+        "ended_us": 3 if desired == "gone" and phase in (Phase.GONE, Phase.FAILED) else None,
     }
     return Record(**{**fields, "phase": phase, "desired": desired, **more})  # type: ignore[arg-type]
 
@@ -72,7 +73,15 @@ def level(phase: str, reason: str | None = None) -> SandboxState:
         (record(Phase.REQUESTED), None, True, Wait()),
         (record(Phase.REQUESTED), None, False, End(Phase.FAILED, LOST_IN_CREATE)),
         (record(Phase.RUNNING), None, False, End(Phase.FAILED, LOST)),
-        (record(Phase.RUNNING), level("failed", "oom"), False, End(Phase.FAILED, "oom")),
+        (record(Phase.PREPARING), level("failed", "oom"), False, End(Phase.FAILED, "oom")),
+        (record(Phase.RUNNING), level("failed", "oom"), True, End(Phase.FAILED, "oom")),
+        (record(Phase.RUNNING), level("failed", "oom"), False, Note(Phase.FAILED, EMULATED)),
+        (record(Phase.FAILED), level("failed", "oom"), False, Wait()),
+        (record(Phase.FAILED), level("starting"), False, Note(Phase.STARTING, EMULATED)),
+        (record(Phase.FAILED), None, False, End(Phase.FAILED, LOST)),
+        (record(Phase.RUNNING), level("suspending"), False, Note(Phase.SUSPENDING, EMULATED)),
+        (record(Phase.SUSPENDED), level("suspended"), False, Wait()),
+        (record(Phase.SUSPENDED, "gone"), level("suspended"), False, DeleteThere()),
         (record(Phase.RUNNING), level("gone"), False, End(Phase.FAILED, "the node says gone")),
         (record(Phase.RUNNING), level("from-the-future"), False, End(Phase.FAILED, "the node says failed")),
         (record(Phase.REQUESTED), level("preparing"), True, Note(Phase.PREPARING, EMULATED)),

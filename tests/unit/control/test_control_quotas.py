@@ -94,7 +94,7 @@ async def test_fifty_that_come_together_get_exactly_what_the_quota_has(world: Wo
         again = await asyncio.gather(*(tenant.post("/v1/sandboxes", json={}) for _ in range(20)))
         assert Counter(answer.status_code for answer in again) == {201: 1, 503: 19}
         used = (await world.client.get("/v1/tenants/other/quota")).json()
-        assert used["used"] == {"sandboxes": 7, "cpus": 7, "memory_mib": 3584, "disk_mib": 14336}
+        assert used["used"] == {"sandboxes": 7, "cpus": 7, "memory_mib": 3584, "disk_mib": 14336, "snapshot_mib": 0, "checkpoints": 0}
     assert await world.create()  # another tenant is not concerned
     assert 'space_quota_refusals_total{quota="sandboxes",tenant="other"} 62.0' in (await world.client.get("/metrics")).text
 

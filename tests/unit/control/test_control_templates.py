@@ -231,7 +231,7 @@ async def test_quota_counts_builders_while_they_are_there_and_templates_disks_af
         return dict((await client.get("/v1/tenants/default/quota")).json()["used"])
 
     begun = (await client.post("/v1/builds", json=ASKED)).json()["id"]
-    assert await used() == {"sandboxes": 1, "cpus": 1, "memory_mib": 1024, "disk_mib": 2048}
+    assert await used() == {"sandboxes": 1, "cpus": 1, "memory_mib": 1024, "disk_mib": 2048, "snapshot_mib": 0, "checkpoints": 0}
     await client.delete(f"/v1/builds/{begun}")
     assert (await used())["sandboxes"] == 0
     await built(client)

@@ -264,7 +264,24 @@ def _templates_of_tenants(connection: Connection) -> None:
     tables.create_all(connection)
 
 
-STEPS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third, _fourth, _fifth, _templates_of_tenants)
+_LIFE_COLUMNS = (
+    "wish VARCHAR(64) NOT NULL DEFAULT ''",
+    "rest VARCHAR(16) NOT NULL DEFAULT ''",
+    "rest_reason VARCHAR",
+    "start VARCHAR(16) NOT NULL DEFAULT ''",
+    "parent VARCHAR(23)",
+    "snapshot_bytes BIGINT NOT NULL DEFAULT 0",
+    "checkpoints BIGINT NOT NULL DEFAULT 0",
+)
+
+
+def _seventh(connection: Connection) -> None:
+    """What is asked of a life and not done yet, who put it to rest, how it began, whose child it is, what is stored of it."""
+    for column in _LIFE_COLUMNS:
+        connection.execute(text(f"ALTER TABLE sandboxes ADD COLUMN {column}"))
+
+
+STEPS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third, _fourth, _fifth, _templates_of_tenants, _seventh)
 
 
 def version(connection: Connection) -> int:

@@ -34,6 +34,13 @@ sandboxes = Table(
     Column("policy_applied", BigInteger, nullable=False),
     Column("policy_state", String(16), nullable=False),
     Column("policy_reason", String, nullable=True),
+    Column("wish", String(64), nullable=False),
+    Column("rest", String(16), nullable=False),
+    Column("rest_reason", String, nullable=True),
+    Column("start", String(16), nullable=False),
+    Column("parent", String(23), nullable=True),
+    Column("snapshot_bytes", BigInteger, nullable=False),
+    Column("checkpoints", BigInteger, nullable=False),
     Index("sandboxes_by_tenant", "tenant", "created_us", "id"),
     Index("sandboxes_by_end", "ended_us"),
 )
