@@ -120,7 +120,11 @@ class _Bytes:
         return found
 
     def number(self, size: int) -> int:
-        return int.from_bytes(self.take(size), "big")
+        at = self._at
+        if at + size > len(self._data):
+            self.take(size)  # says what is wrong
+        self._at = at + size
+        return int.from_bytes(self._data[at : at + size], "big")
 
     def vector(self, size: int, least: int = 0, most: int = MOST_BYTES) -> _Bytes:
         """Bytes behind their length, which has `size` bytes."""
@@ -167,7 +171,7 @@ def _extensions(body: _Bytes) -> dict[int, bytes]:
             raise BadHello("twice", f"extension {kind} comes twice")
         if _PRE_SHARED_KEY in found:
             raise BadHello("length", "something follows the pre-shared keys, which are last")
-        found[kind] = body.vector(2).rest()
+        found[kind] = body.take(body.number(2))
     return found
 
 
