@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import os
@@ -17,6 +18,24 @@ from space.model.rootd import KeepTemplate, RebaseTemplate, SealTemplate, StageT
 from space.rpc.rootd_client import RootdClient
 from space.testing.roothost import DIES, STAYS, RootHost
 
+PROGRAM = """
+import os, sys
+from space.rootd import server, templates
+def reached(step):
+    if step == {step!r}:
+        os.kill(os.getpid(), 9)
+templates.reached = reached
+sys.exit(server.main())
+"""
+STEPS = (
+    "template staged",
+    "template copied",
+    "template described",
+    "template committed",
+    "import staged",
+    "import sealed",
+    "template gone",
+)
 ONE, TWO = "1" * 32, "2" * 32
 SETTINGS = TemplateManifest(
     "mine", ONE, ONE, ONE, ONE, 0, 1, "", "test", tenant="acme", env={"KEY": "secret-value"}, start=("serve",)
@@ -135,3 +154,35 @@ def test_template_that_somebody_stands_on_was_used_now(host: RootHost) -> None:
     host.ask(lambda client: client.destroy_sandbox(first.sandbox, 1))
     host.ask(lambda client: client.create_sandbox(replace(first, template=ONE)))
     assert (host.instance.templates / ONE).stat().st_mtime > 1e9
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_template_is_whole_or_not_there_wherever_rootd_is_killed(host: RootHost, step: str) -> None:
+    """A kept step, an import and a drop, each cut off, then done again by the next rootd."""
+    sandbox = host.prepare().sandbox
+    keep(host, sandbox, TWO)
+    host.stop_rootd()
+    host.start_rootd(program=("-c", PROGRAM.format(step=step)))
+
+    async def work(client: RootdClient) -> None:
+        if step == "template gone":
+            await client.drop_template(TWO)
+        elif step.startswith("import"):
+            os.close(await client.stage_template(StageTemplate(ONE, 1)))
+            await client.seal_template(SealTemplate(ONE, STAYS, SETTINGS))
+        else:
+            await client.keep_template(KeepTemplate(sandbox, 1, ONE, SETTINGS))
+
+    async def killed(client: RootdClient) -> None:
+        asked = asyncio.create_task(work(client))
+        assert host.rootd is not None
+        await asyncio.to_thread(host.rootd.wait, 20)
+        there = {entry.name for entry in host.instance.templates.iterdir() if not entry.name.startswith(".")}
+        assert {each.digest for each in store(host).own_templates()} == there, "what has a name is whole"
+        await asyncio.to_thread(host.start_rootd)
+        await asyncio.wait_for(asked, 20)
+
+    host.ask(killed)
+    wanted = set() if step == "template gone" else {ONE, TWO}
+    assert {entry.name for entry in host.instance.templates.iterdir()} == wanted
+    assert {each.digest for each in store(host).own_templates()} == wanted

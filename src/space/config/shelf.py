@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -22,8 +22,12 @@ DISK, MANIFEST = "disk.img", "manifest.json"
 _STAGE, _GONE = ".stage-", ".gone-"
 
 
-def commit(shelf: int, source: int, manifest: TemplateManifest, *, gid: int) -> bool:
+Reached = Callable[[str], object]
+
+
+def commit(shelf: int, source: int, manifest: TemplateManifest, *, gid: int, reached: Reached = lambda step: None) -> bool:
     """Put the disk `source` on the shelf under its manifest's digest; False when it was there. gid: who reads the manifest.
+    reached: told of each step, for tests.
 
     An OSError (a full disk) leaves nothing behind.
     """
@@ -33,9 +37,12 @@ def commit(shelf: int, source: int, manifest: TemplateManifest, *, gid: int) -> 
     stage = f"{_STAGE}{secrets.token_hex(8)}"
     os.mkdir(stage, 0o700, dir_fd=shelf)
     try:
+        reached("template staged")
         with _opened(shelf, stage) as directory:
             size = _copy(source, directory)
+            reached("template copied")
             _describe(directory, replace(manifest, disk_bytes=size), gid)
+            reached("template described")
             os.fchown(directory, 0, gid)
             os.fchmod(directory, 0o750)
         try:
@@ -44,6 +51,7 @@ def commit(shelf: int, source: int, manifest: TemplateManifest, *, gid: int) -> 
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
             return False  # somebody committed it meanwhile: equal names are equal things
+        reached("template committed")
         return True
     finally:
         files.remove_tree(shelf, stage)
@@ -63,13 +71,14 @@ def open_disk(shelf: int, name: str) -> int:
     return files.open_beneath(shelf, f"{name}/{DISK}", os.O_RDONLY)
 
 
-def drop(shelf: int, name: str) -> bool:
-    """Take it away: gone at once for whoever looks, then piece by piece. False when it was not there."""
+def drop(shelf: int, name: str, *, reached: Reached = lambda step: None) -> bool:
+    """Take it away: gone at once for whoever looks, then piece by piece. False when it was not there. reached: as in `commit`."""
     gone = f"{_GONE}{secrets.token_hex(8)}"
     try:
         os.rename(name, gone, src_dir_fd=shelf, dst_dir_fd=shelf)
     except FileNotFoundError:
         return False
+    reached("template gone")
     files.remove_tree(shelf, gone)
     return True
 

@@ -14,9 +14,10 @@ import logging
 import time
 import zlib
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
+from enum import StrEnum
 from importlib import resources
 from typing import Any
 
@@ -53,8 +54,29 @@ _MOST_SAID = 64 << 10
 _READY_PAUSE = 1.0
 
 
+class BuildStage(StrEnum):
+    """Where a build has got to; a test can stop there."""
+
+    BOOTED = "booted"  # the builder, from the base or the last step that is kept
+    BROUGHT = "brought"  # what came along is in its memory
+    RAN = "ran"  # a step's work is done
+    KEPT = "kept"  # its disk is kept
+    PROVED = "proved"  # it starts, and is ready
+    COMMITTED = "committed"  # it is a template
+
+
+# A test's hook. The product passes none, and no setting reaches it.
+BuildTrace = Callable[[BuildStage], Awaitable[None]]
+
+
+async def _no_trace(stage: BuildStage) -> None:
+    """What the product traces."""
+
+
 class Builds:
     """Every build of a node."""
+
+    trace: BuildTrace = staticmethod(_no_trace)
 
     def __init__(self, around: Surroundings, store: Store, templates: Templates) -> None:
         self._around = around
@@ -89,7 +111,7 @@ class Builds:
         self._templates.needed += needed
         try:
             await self._templates.make_room()
-            return await _Build(self._around, self._store, stream, tenant, recipe, base, layers).run(name)
+            return await _Build(self._around, self._store, stream, tenant, recipe, base, layers, self.trace).run(name)
         finally:
             self._templates.needed -= needed
             self._running.discard(name)
@@ -118,7 +140,9 @@ class _Build:
         recipe: Recipe,
         base: TemplateManifest,
         layers: tuple[plan.Layer, ...],
+        trace: BuildTrace,
     ) -> None:
+        self._trace = trace
         self._around, self._store, self._stream = around, store, stream
         self._tenant, self._recipe, self._base, self._layers = tenant, recipe, base, layers
         self._image = Settings()
@@ -136,10 +160,13 @@ class _Build:
                 await self._dropped_input()
             else:
                 async with self._builder(name, self._layers[at - 1].digest if at else self._base.digest):
+                    await self._trace(BuildStage.BOOTED)
                     await self._take_input()
+                    await self._trace(BuildStage.BROUGHT)
                     for number in range(at, len(self._layers)):
                         await self._step(number)
                     await self._prove()
+                    await self._trace(BuildStage.PROVED)
             return await self._commit()
         finally:
             await self._gone()
@@ -236,7 +263,9 @@ class _Build:
                     await self._write(write)
                 case plan.Unpack(source=source, image=image):
                     await self._unpack(f"{PLACE}/files/{source}", image)
+            await self._trace(BuildStage.RAN)
             await self._keep(layer.digest)
+            await self._trace(BuildStage.KEPT)
         await self._say(number, "done", round((time.monotonic() - began) * 1000))
 
     async def _execute(self, run: Run, *, sink: _Said | None = None) -> int | None:
@@ -339,6 +368,7 @@ class _Build:
         last = self._layers[-1].digest if self._layers else self._base.digest
         wanted = self._manifest(digest, "template", settings)
         await self._around.rootd.rebase_template(RebaseTemplate(last, self._base.digest, digest, wanted.settings()))
+        await self._trace(BuildStage.COMMITTED)
         return self._store.template_by_digest(digest)
 
     def _settings(self) -> Settings:

@@ -18,6 +18,7 @@ from space.model.errors import Conflict, NotFound
 from space.model.rootd import DropTemplate, KeepTemplate, OpenTemplate, RebaseTemplate, SealTemplate, Shelving, StageTemplate
 from space.rootd import sandboxes
 from space.rootd.sandboxes import DISK, Place
+from space.rootd.steps import reached
 
 _IMPORT = ".import-"
 
@@ -39,7 +40,9 @@ def perform(place: Place, op: Shelving) -> tuple[int, ...]:
                 return (_stage(place, held, op),)
             case SealTemplate():
                 try:
-                    _put(place, held, op, _IMPORT + op.digest, held, op.onto, parent="")
+                    if not shelf.holds(held, op.digest):  # it is, when this is asked again after rootd died
+                        _put(place, held, op, _IMPORT + op.digest, held, op.onto, parent="")
+                    reached("import sealed")
                 finally:
                     files.remove_tree(held, _IMPORT + op.digest)
             case OpenTemplate():
@@ -52,7 +55,7 @@ def perform(place: Place, op: Shelving) -> tuple[int, ...]:
                 if users and not op.force and shelf.holds(held, op.digest):
                     raise Conflict(f"template {op.digest} has {len(users)} sandboxes, {users[0]} among them", hint="delete them first")
                 files.remove_tree(held, _IMPORT + op.digest)
-                shelf.drop(held, op.digest)
+                shelf.drop(held, op.digest, reached=reached)
             case _:
                 assert_never(op)
     return ()
@@ -98,7 +101,7 @@ def _put(
     except FileNotFoundError:
         raise NotFound(f"there is no disk to make template {op.digest} of") from None
     try:
-        shelf.commit(held, source, wanted, gid=place.instance.node_uid)
+        shelf.commit(held, source, wanted, gid=place.instance.node_uid, reached=reached)
     finally:
         os.close(source)
 
@@ -107,6 +110,7 @@ def _stage(place: Place, held: int, op: StageTemplate) -> int:
     files.remove_tree(held, _IMPORT + op.digest)
     descriptor = files.open_beneath(held, _IMPORT + op.digest, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     os.ftruncate(descriptor, op.disk_mib << 20)
+    reached("import staged")
     return descriptor
 
 

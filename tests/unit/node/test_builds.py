@@ -204,3 +204,33 @@ async def test_template_of_another_version_is_listed_with_the_way_out_and_rebake
             await session.call("template_rebake", api.TemplateTarget("acme", built.digest)), type=api.TemplateInfo
         )
         assert (made.problem, made.tenant, made.digest == built.digest) == ("", "acme", False)
+
+
+@pytest.mark.parametrize("stage", list(builder.BuildStage))
+async def test_node_that_is_killed_anywhere_in_a_build_leaves_no_builder_and_whole_steps_only(
+    tmp_path: Path, stage: builder.BuildStage
+) -> None:
+    async with MemoryNode(tmp_path) as lab:
+        reached = asyncio.Event()
+
+        async def stop(at: builder.BuildStage) -> None:
+            if at is stage:
+                reached.set()
+                await asyncio.get_running_loop().create_future()
+
+        lab.node.builds.trace = stop
+        async with lab.connected() as session:
+            stream = await session.open("template_build", api.TemplateBuild("acme", _RUN))
+            await stream.send(bytes(10240))
+            await stream.close()
+            await asyncio.wait_for(reached.wait(), 10)
+            lab.crash()
+        await lab.start()
+        await until_nothing_is_left(lab)
+        late = (builder.BuildStage.KEPT, builder.BuildStage.PROVED, builder.BuildStage.COMMITTED)
+        assert len(steps(lab)) == (stage in late)
+        async with lab.connected() as session:
+            built, told, _ = await build(session, _RUN)
+            assert told == (["1 cached"] if stage in late else ["1 begun", "1 done"])
+            listed = msgspec.msgpack.decode(await session.call("templates", api.Tenant("acme")), type=api.TemplateList).templates
+            assert [each.digest for each in listed if each.tenant] == [built.digest]
