@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from space.core.policy.agreement import Flow
-from space.core.policy.verdict import Allow, Asked
+from space.core.policy.verdict import Allow, Asked, Stack
 from space.core.wire.bodies import Body, chunk
 from space.core.wire.http1 import (
     CHUNKED,
@@ -19,7 +19,7 @@ from space.core.wire.http1 import (
     write_response,
     written,
 )
-from space.gateway.budgets import Budget
+from space.gateway.budgets import Budget, of_request
 from space.gateway.judgement import Admitted, Refused, query_keys
 from space.gateway.records import MOST_PATH, Requested
 from space.gateway.websocket import Frames
@@ -65,6 +65,11 @@ class Exchange:
         """It may go."""
         self.asked, self.verdict, self.budgets, self.accept = admitted.asked, admitted.verdict, admitted.budgets, admitted.websocket
         self.rule = "" if admitted.verdict.rule is None else admitted.verdict.rule.name
+
+    def narrow(self, stack: Stack, verdict: Allow) -> None:
+        """It is under way, and goes on under another policy's limits."""
+        assert self.asked is not None
+        self.budgets = of_request(stack, self.asked, verdict)
 
     def refuse(self, refused: Refused) -> None:
         """It may not."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from space.core.policy.agreement import Flow
-from space.core.policy.verdict import Deny, Stack
+from space.core.policy.verdict import Allow, Deny, Stack
 from space.core.wire.bodies import BadBody, Body
 from space.core.wire.http1 import BadHead, HeadReader, RequestHead
 from space.gateway.exchange import CONTINUE, MOST_INTERIM, NOTHING, Exchange, framed, reply_bytes, reply_framing, switched_bytes
@@ -145,8 +145,9 @@ class HttpSession(Stage):
                 exchange.agreed = await agreed(self.shared, exchange.asked)
             upstream = self.upstream
             if upstream is None:
-                ca = None if verdict.rule is None else verdict.rule.ca
-                upstream = await self.shared.connect(self, self.flow.name, self.flow.port, secure=self.flow.secure, ca=ca)
+                upstream = await self.shared.connect(
+                    self, self.flow.name, self.flow.port, secure=self.flow.secure, ca=_ca(verdict)
+                )  # fmt: skip
                 if not upstream.gone:
                     self.adopt(upstream)
             if self.upstream is None:
@@ -321,12 +322,28 @@ class HttpSession(Stage):
     def rejudge(self, stack: Stack) -> None:
         exchange = self._exchange
         if exchange is not None and exchange.asked is not None:
-            if isinstance(stack.request(exchange.asked), Deny):
+            if not self._goes_on(exchange, stack):
                 self.cut("policy_changed")
             return
         verdict = stack.flow(self.flow.name, self.flow.port)
         if isinstance(verdict, Deny) or verdict.scheme != ("https" if self.flow.secure else "http"):
             self.cut("policy_changed")
+
+    def _goes_on(self, exchange: Exchange, stack: Stack) -> bool:
+        """Whether another policy allows it as well, and as it is: what has not been sent on must be what that one would send."""
+        assert exchange.asked is not None
+        verdict = stack.request(exchange.asked)
+        unasked = isinstance(verdict, Allow) and verdict.ask and not exchange.agreed
+        if exchange.forwarded:
+            if isinstance(verdict, Deny) or (unasked and exchange.tunnel is not None):
+                return False
+            exchange.narrow(stack, verdict)
+            return True
+        before, judged = exchange.verdict, judge(self.flow, stack, exchange.head)
+        if isinstance(judged, Refused) or before is None or (unasked and not before.ask) or _ca(before) != _ca(judged.verdict):
+            return False
+        exchange.admit(judged)
+        return True
 
     def sweep(self, now: float) -> None:
         super().sweep(now)
@@ -389,3 +406,8 @@ class HttpSession(Stage):
     def _record(self, exchange: Exchange) -> None:
         now = self.shared.clock()
         self.shared.recorder.told(exchange.record(self.shared.around.sandbox, self.flow, self.address, now), now)
+
+
+def _ca(verdict: Allow) -> str | None:
+    """The authorities that its rule names for the upstream."""
+    return None if verdict.rule is None else verdict.rule.ca

@@ -81,7 +81,11 @@ class Http2Session(Streams):
             self._broken(end, "http2_flood", wire.ENHANCE_YOUR_CALM)
 
     def pressed(self, peer: Peer, full: bool) -> None:
-        """Nobody is held: what an end may have sent is bounded by its windows, which stay shut."""
+        """What bodies an end may have sent is bounded by its windows, which stay shut. Answers without a body are bounded by nothing: a
+        guest that asks and takes none is not read.
+        """
+        if peer is self.guest:
+            (peer.hold if full else peer.release)(Peer.PRESSURE)
         if not full:
             self._push_all(down=peer is self.guest)
             self._flush()
@@ -428,7 +432,10 @@ class Http2Session(Streams):
         if stream.deaf or exchange.asked is None:
             return True
         if exchange.forwarded:
-            allowed = not isinstance(stack.request(exchange.asked), Deny)
+            verdict = stack.request(exchange.asked)
+            allowed = not isinstance(verdict, Deny)
+            if not isinstance(verdict, Deny):
+                exchange.narrow(stack, verdict)
         else:
             judged = judge(self.flow, stack, exchange.head)
             allowed = not isinstance(judged, Refused)

@@ -30,26 +30,10 @@ from space.core.wire.http1 import (
     written,
 )
 from space.core.wire.http2 import StreamHead
+from space.gateway import telling
 from space.gateway.budgets import Budget
 from space.gateway.budgets import of_request as budgets_of
 
-# What authenticates whoever sends it, in use at public services.
-_CREDENTIAL_FIELDS = frozenset(
-    {b"authorization", b"proxy-authorization", b"cookie", b"x-api-key", b"api-key", b"apikey", b"x-auth-token", b"x-access-token"}
-    | {b"private-token", b"job-token", b"deploy-token", b"x-goog-api-key", b"x-amz-security-token", b"x-vault-token", b"x-token"}
-)
-_CREDENTIAL_KEYS = frozenset(
-    {"access_token", "api_key", "apikey", "api-key", "auth", "auth_token", "key", "private_token", "job_token", "sig", "signature"}
-    | {"token", "x-amz-signature", "x-amz-credential", "x-amz-security-token", "x-goog-signature", "x-goog-credential"}
-)
-# Another method or path than the one that is judged, for servers that believe these.
-_METHOD_FIELDS = frozenset({b"x-http-method-override", b"x-http-method", b"x-method-override"})
-_PATH_FIELDS = frozenset({b"x-original-url", b"x-rewrite-url", b"x-original-uri"})
-_OVERRIDES = _METHOD_FIELDS | _PATH_FIELDS
-# Another host, for servers that believe these; and what a guest has no say in.
-_DROPPED = frozenset(
-    {b"forwarded", b"x-forwarded-host", b"x-forwarded-server", b"x-forwarded-port", b"x-forwarded-proto", b"x-host", b"x-original-host"}
-)
 _WEBSOCKET_DROPPED = frozenset({b"sec-websocket-extensions"})  # compressed frames could not be judged by their size
 _ACCEPT = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
@@ -81,8 +65,10 @@ def judge(flow: Flow, stack: Stack, head: RequestHead) -> Admitted | Refused:
     if isinstance(path, str):
         return Refused(STATUS[path], path, close=True, error="egress_denied" if STATUS[path] == 421 else "bad_request")
     websocket = head.upgrade == b"websocket"
-    credential, override = _telling(head.fields)
-    foreign = credential or (path.query is not None and _has_credential(path.query))
+    foreign, override = telling.of_fields(head.fields)
+    if path.query is not None:
+        credential, other = telling.of_query(path.query)
+        foreign, override = foreign or credential, override or other
     asked = Asked(flow.name, flow.port, "https" if flow.secure else "http", head.method.decode("ascii"), path, websocket, foreign)
     accept = None
     if websocket:
@@ -100,14 +86,6 @@ def judge(flow: Flow, stack: Stack, head: RequestHead) -> Admitted | Refused:
     return Admitted(asked, verdict, budgets_of(stack, asked, verdict), accept)
 
 
-@lru_cache(16)
-def _telling(fields: tuple[Field, ...]) -> tuple[bool, str | None]:
-    """Whether a credential is among them, and what would override what is judged."""
-    names = {field[0] for field in fields}
-    override = None if names.isdisjoint(_OVERRIDES) else "path_override" if names.isdisjoint(_METHOD_FIELDS) else "method_override"
-    return not names.isdisjoint(_CREDENTIAL_FIELDS), override
-
-
 def request_bytes(flow: Flow, head: RequestHead, path: Path, framing: Framing, *, websocket: bool) -> bytes:
     """The head as it is sent on: for the flow's name, in the form that was judged."""
     expects = head.expects_continue and framing.kind != "none" and not websocket
@@ -118,8 +96,8 @@ def request_bytes(flow: Flow, head: RequestHead, path: Path, framing: Framing, *
 @lru_cache(16)
 def _sent_on(fields: tuple[Field, ...], options: frozenset[bytes], websocket: bool, expects: bool) -> bytes:
     """The fields of a request as they are sent on. A client says the same ones many a time."""
-    dropped = _DROPPED | _WEBSOCKET_DROPPED if websocket else _DROPPED
-    kept = [field for field in request_end_to_end(fields, options) if field[0] not in dropped]
+    dropped = _WEBSOCKET_DROPPED if websocket else frozenset()
+    kept = [field for field in request_end_to_end(fields, options) if field[0] not in dropped and not telling.is_dropped(field[0])]
     if websocket:
         kept += [(b"connection", b"upgrade"), (b"upgrade", b"websocket")]
     elif expects:
@@ -145,7 +123,7 @@ def request_fields(flow: Flow, head: RequestHead, path: Path) -> list[Field]:
         (b":scheme", b"https"),
         (b":authority", flow.authority),
         (b":path", path.target.encode("ascii")),
-        *[field for field in head.end_to_end() if field[0] not in _DROPPED],
+        *[field for field in head.end_to_end() if not telling.is_dropped(field[0])],
     ]
     if head.framing.kind == "length":
         fields.append((b"content-length", b"%d" % (head.framing.length or 0)))
@@ -192,23 +170,6 @@ _PHRASES = {
     504: b"Gateway Timeout",
     505: b"HTTP Version Not Supported",
 }
-
-
-def _has_credential(query: str) -> bool:
-    # A key may be spelled with escapes. All of them are undone: what is no credential afterwards was none before.
-    if "%" in query:
-        query = _unescaped(query)
-    return any(part.partition("=")[0].lower() in _CREDENTIAL_KEYS for part in query.replace(";", "&").split("&"))
-
-
-def _unescaped(text: str) -> str:
-    head, *parts = text.split("%")
-    for part in parts:
-        try:
-            head += bytes.fromhex(part[:2]).decode("latin-1") + part[2:]
-        except ValueError:
-            head += "%" + part
-    return head
 
 
 def _narrowed(stack: Stack, asked: Asked) -> bool:

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from ipaddress import IPv4Address
 
 from space.core.policy.agreement import Flow
-from space.core.policy.verdict import Allow, Deny, Stack
+from space.core.policy.paths import normalise
+from space.core.policy.verdict import Allow, Asked, Deny, Stack
 from space.gateway import budgets
 from space.gateway.peer import Peer
-from space.gateway.shared import Shared, UpstreamFailed
+from space.gateway.shared import Shared, UpstreamFailed, agreed
 from space.gateway.stage import Stage
 
 
@@ -31,11 +32,11 @@ class OpaqueStream(Stage):
         super().__init__(shared, guest, flow, ident, gone)
         self._target = target
         self._scheme = verdict.scheme
+        self._ask = verdict.ask
         self._first = first
         self._ends: set[Peer] = set()
         self._budgets: tuple[budgets.Budget, ...] = ()
-        if isinstance(target, str):
-            self._budgets = budgets.of_flow(shared.around.ruling().stack, target, flow.port, verdict)
+        self._limit(shared.around.ruling().stack, verdict)
         guest.owner = self
         guest.hold(Peer.WAIT)
         self.start(self._connect())
@@ -66,8 +67,10 @@ class OpaqueStream(Stage):
     def rejudge(self, stack: Stack) -> None:
         port, target = self.flow.port, self._target
         verdict = stack.flow(target, port) if isinstance(target, str) else stack.literal(target, port)
-        if isinstance(verdict, Deny) or verdict.scheme != self._scheme:
+        if isinstance(verdict, Deny) or verdict.scheme != self._scheme or (verdict.ask and not self._ask):
             self.cut("policy_changed")
+        else:
+            self._limit(stack, verdict)
 
     def finish(self) -> None:
         """Both have said their last: let both take it."""
@@ -76,8 +79,13 @@ class OpaqueStream(Stage):
             upstream.finish()
         self.guest.finish()
 
+    def _limit(self, stack: Stack, verdict: Allow) -> None:
+        self._budgets = budgets.of_flow(stack, self._target, self.flow.port, verdict) if isinstance(self._target, str) else ()
+
     async def _connect(self) -> None:
         try:
+            if self._ask:  # by its policy's mode, for no rule of such a stream asks: of it all that a person can be told is where it goes
+                await agreed(self.shared, Asked(self.flow.name, self.flow.port, self._scheme, "CONNECT", normalise(b"/")))
             peer = await self.shared.connect(self, self._target, self.flow.port, secure=False)
         except UpstreamFailed as failed:
             self.cut(failed.reason)

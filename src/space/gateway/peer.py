@@ -46,7 +46,8 @@ class Peer(asyncio.Protocol):
     Reading stops while anybody holds it; each who holds has a bit. What comes all the same while somebody WAITs is kept for them.
     """
 
-    PRESSURE, QUEUE, WAIT = 1, 2, 4  # the other side is full; later requests wait; nothing to do with data yet
+    # The other side is full; later requests wait; nothing to do with data yet; it makes TLS itself answer, and takes none of it.
+    PRESSURE, QUEUE, WAIT, DEAF = 1, 2, 4, 8
 
     def __init__(self, owner: Owner, sock: socket.socket, tls: Tls | None = None) -> None:
         self.owner = owner
@@ -214,6 +215,8 @@ class Peer(asyncio.Protocol):
 
     def _press(self, full: bool) -> None:
         self.full = full
+        if not full:
+            self.release(self.DEAF)
         try:
             self.owner.pressed(self, full)
         except Exception as error:  # noqa: BLE001
@@ -231,6 +234,8 @@ class Peer(asyncio.Protocol):
             finally:  # an alert says why
                 if tls.out.pending:
                     self.send_raw(tls.outgoing())
+                    if self.full and before:
+                        self.hold(self.DEAF)
             if not before and tls.secured:
                 self.owner.secured(self)
             if data:

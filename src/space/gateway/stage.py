@@ -78,6 +78,11 @@ class Stage(ABC):
 
     # -- what time and policy do ---------------------------------------------------------------------------------------
 
+    @property
+    def waits(self) -> bool:
+        """Whether it is waited for a person or an upstream, which has a time of its own."""
+        return self._task is not None and not self._task.done()
+
     def sweep(self, now: float) -> None:
         """Called every `limits.sweep` seconds. Activity is told from counters, so that it costs nothing where bytes move."""
         guest, upstream = self.guest, self.upstream
@@ -88,7 +93,7 @@ class Stage(ABC):
             moved = -2  # what it still sends is no reason to stay
         if now - self._began > self.shared.limits.age:
             self.cut("age")
-        elif moved != self._moved:
+        elif moved != self._moved or self.waits:
             self._moved, self._still = moved, now
         elif now - self._still > (self.shared.limits.linger if moved == -2 else self.shared.limits.idle):
             self.cut("" if moved == -2 else "idle")

@@ -55,6 +55,11 @@ class Streams(Stage):
         self._queued: list[Stream] = []  # admitted, and the upstream is not there or has no room
         self._turn = 0
 
+    @property
+    def waits(self) -> bool:
+        """Likewise, of any stream."""
+        return super().waits or any(stream.task is not None and not stream.task.done() for stream in self._streams.values())
+
     @abstractmethod
     def _next(self) -> None:
         """A stream is over: another one may go."""
