@@ -24,6 +24,7 @@ _DIAL, _CONNECT, _RESOLVE = "tests/unit/dialer/test_dial.py", "tests/unit/dialer
 _ZYGOTE, _FILTERS = "tests/unit/gateway/test_zygote.py", "tests/unit/gateway/test_filters.py"
 _POLICY_CHANGES, _FAULTS = "tests/unit/gateway/test_policy_changes.py", "tests/unit/gateway/test_faults.py"
 
+_FROM_A_WORKER = "tests/unit/auditd/test_from_a_worker.py"
 _CONFINED = "tests/host/test_gateway_process.py"
 
 
@@ -107,6 +108,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("unread-names", "self._read_names()", "None", "tests/unit/policy/test_synthetic.py"),
         ("torn-entries", "checksum == _checksum(name, address) and ", "", "tests/unit/policy/test_kept.py"),
         ("unread-budgets", "self._read_budgets()", "None", "tests/unit/gateway/test_spending.py"),
+    ),
+    *_of(
+        "what cannot be recorded does not happen",
+        "gateway.outside",
+        ("name-told-later", "if isinstance(record, NameDecided) or self._behind or", "if False and", _FROM_A_WORKER),
+        ("nobody-told", "            self._unrecorded(error)", "            pass", _FROM_A_WORKER),
     ),
     *_of(
         "edge filter and source check",

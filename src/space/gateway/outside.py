@@ -129,7 +129,8 @@ class Outside:
             self._tell()
         self._told.append(data)
         self._told_size += len(data)
-        if self._behind or self._audit is None:
+        # A name is not answered when that cannot be recorded; and who is known to take nothing is not told later.
+        if isinstance(record, NameDecided) or self._behind or self._audit is None or not self._audit.open:
             self._tell()
         elif len(self._told) == 1:
             asyncio.get_running_loop().call_soon(self._tell_all)

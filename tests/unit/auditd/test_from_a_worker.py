@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from space.audit.records import MOST_TOGETHER, Connected, decode_all
+from space.audit.records import MOST_TOGETHER, Connected, NameDecided, Record, decode_all
 from space.core.policy.kept import SIZE, Kept
 from space.gateway.outside import Outside
 from space.gateway.surroundings import Limits
@@ -32,7 +32,7 @@ class Recording:
         self.outside = Outside(SANDBOX, mine, "", lambda: None, self.failures.append)
         self.outside.replace("audit", audit)
         around = self.outside.surroundings(NETWORK, Kept(memoryview(bytearray(SIZE))), Limits())
-        self.record: Callable[[Connected], None] = around.record
+        self.record: Callable[[Record], None] = around.record
         self.worker = Worker(around)
         self.keeper.setblocking(False)
 
@@ -60,6 +60,17 @@ async def test_more_than_one_message_holds_go_as_several() -> None:
     await asyncio.sleep(0)
     found = [record for _ in range(3) for record in decode_all(one.keeper.recv(65_536))[0]]
     assert found == told
+
+
+async def test_a_decision_on_a_name_is_told_before_its_answer_or_there_is_none() -> None:
+    one = Recording()
+    decided = NameDecided(sandbox=SANDBOX, name="a.example.com", qtype=1)
+    one.record(ended(1))
+    one.record(decided)
+    assert decode_all(one.keeper.recv(65_536)) == ([ended(1), decided], 0)
+    one.keeper.close()
+    with pytest.raises(Unavailable):
+        one.record(decided)
 
 
 async def test_what_is_not_taken_is_told_once_and_then_refused_at_once() -> None:
