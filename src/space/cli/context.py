@@ -191,6 +191,8 @@ def examples(*lines: str) -> str:
 _STYLES = {
     "running": "green",
     "paused": "yellow",
+    "suspended": "yellow",
+    "stopped": "yellow",
     "failed": "red",
     "gone": "dim",
     "exited": "dim",

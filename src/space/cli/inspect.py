@@ -1,4 +1,4 @@
-"""`space show`, `update`, `pause`, `resume` and `metrics`: one sandbox, looked at and changed."""
+"""`space show`, `update` and `metrics`: one sandbox, looked at and changed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from enum import StrEnum
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
@@ -14,7 +14,7 @@ from space.cli.completion import SandboxArgument, processes
 from space.cli.context import Misuse, examples, note, of, pairs, print_facts, print_json, print_table, size, span, when
 from space.cli.policies import policy_shown
 from space.cli.processes import found_process, how
-from space.model.sandbox import IdlePolicy, Phase
+from space.model.sandbox import Action, IdlePolicy, Phase
 
 if TYPE_CHECKING:
     from space.model.process import ProcessInfo
@@ -30,23 +30,23 @@ class OnTimeout(StrEnum):
 
     delete = "delete"
     pause = "pause"
+    suspend = "suspend"
+    stop = "stop"
 
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
     app.command("show", epilog=examples("space show sb-...", "space show sb-... pr-..."))(show)
     app.command("update", epilog=examples("space update sb-... --ttl 7200 --idle 600:pause", "space update sb-... --unset owner"))(update)
-    app.command("pause", epilog=examples("space pause sb-..."))(pause)
-    app.command("resume", epilog=examples("space resume sb-..."))(resume)
     app.command("metrics", epilog=examples("space metrics sb-...", "space metrics sb-... --history --since 600"))(metrics)
 
 
 def idle_policy(text: str) -> IdlePolicy:
-    """`SECONDS`, `SECONDS:pause` or `SECONDS:delete`."""
+    """`SECONDS`, or with `:pause`, `:suspend`, `:stop` or `:delete` behind it."""
     seconds, _, action = text.partition(":")
-    if not seconds.isascii() or not seconds.isdigit() or action not in ("", "pause", "delete"):
-        raise Misuse(f"--idle takes SECONDS, SECONDS:pause or SECONDS:delete, not {text!r}")
-    return IdlePolicy(int(seconds), "delete" if action == "delete" else "pause")
+    if not seconds.isascii() or not seconds.isdigit() or action not in ("", *get_args(Action)):
+        raise Misuse(f"--idle takes SECONDS, or SECONDS: and one of {', '.join(get_args(Action))}, not {text!r}")
+    return IdlePolicy(int(seconds), cast("Action", action or "pause"))
 
 
 def show(
@@ -82,6 +82,9 @@ def _sandbox_facts(info: SandboxInfo, now: float) -> dict[str, object]:
         "disk": f"{spec.disk_mib} MiB",
         "created": when(info.created_at),
         "ends": when(info.expires_at) + left,
+        "life": f"{info.generation}, {info.start}" if info.start else str(info.generation),
+        "parent": info.parent,
+        "stored": f"{size(info.snapshot_bytes)}, {info.checkpoints} checkpoints" if info.snapshot_bytes else None,
         "at its end": spec.on_timeout,
         "when idle": None if spec.idle is None else f"{spec.idle.action} after {span(spec.idle.seconds)}",
         "revision": info.revision,
@@ -119,9 +122,12 @@ def update(
     ttl: Annotated[int | None, typer.Option(metavar="SECONDS", help="Its life, from now on; longer or shorter.")] = None,
     metadata: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Set these words; repeatable.")] = None,
     unset: Annotated[list[str] | None, typer.Option(metavar="K", help="Remove these words; repeatable.")] = None,
-    idle: Annotated[str | None, typer.Option(metavar="SECONDS[:pause|:delete]", help="When nothing happens for so long.")] = None,
+    idle: Annotated[str | None, typer.Option(metavar="SECONDS[:ACTION]", help="When nothing happens for so long.")] = None,
     no_idle: Annotated[bool, typer.Option("--no-idle", help="No rule for when nothing happens.")] = False,
-    on_timeout: Annotated[OnTimeout | None, typer.Option(metavar="delete|pause", help="What becomes of it at the end of its life.")] = None,
+    on_timeout: Annotated[OnTimeout | None, typer.Option(metavar="ACTION", help="What becomes of it at the end of its life.")] = None,
+    wake_on_call: Annotated[
+        bool | None, typer.Option("--wake-on-call/--no-wake-on-call", help="Whether a call wakes it when a rule put it to rest.")
+    ] = None,
     revision: Annotated[int | None, typer.Option(metavar="N", help="Only if it was not changed since this one.")] = None,
 ) -> None:
     """Change a sandbox: what is given, and nothing else."""
@@ -131,13 +137,14 @@ def update(
         raise typer.BadParameter("--idle and --no-idle contradict each other")
     words: dict[str, str | None] = {**pairs(metadata or [], "--metadata"), **dict.fromkeys(unset or [])}
     more: dict[str, Any] = {"idle": None} if no_idle else {"idle": idle_policy(idle)} if idle else {}
-    if not words and not more and ttl is None and on_timeout is None:
+    if not words and not more and ttl is None and on_timeout is None and wake_on_call is None:
         raise typer.BadParameter("there is nothing to change: give at least one of --ttl, --metadata, --unset, --idle, --on-timeout")
     with of(context).client() as client:
         info = Sandbox.connect(sandbox, client=client).update(
             ttl_seconds=ttl,
             metadata=words or None,
             on_timeout=None if on_timeout is None else on_timeout.value,
+            wake_on_call=wake_on_call,
             revision=revision,
             **more,
         )
@@ -145,26 +152,6 @@ def update(
         print_json(info)
     else:
         note(f"{info.id} is at revision {info.revision}")
-
-
-def pause(context: typer.Context, sandbox: SandboxArgument) -> None:
-    """Stop a sandbox's processors; its memory and processes stay."""
-    _changed(context, sandbox, "pause")
-
-
-def resume(context: typer.Context, sandbox: SandboxArgument) -> None:
-    """Let a paused sandbox's processors run."""
-    _changed(context, sandbox, "resume")
-
-
-def _changed(context: typer.Context, sandbox: str, verb: str) -> None:
-    from space.sdk import Sandbox
-
-    with of(context).client() as client:
-        found = Sandbox.connect(sandbox, client=client)
-        found.pause() if verb == "pause" else found.resume()
-        if of(context).json:
-            print_json(found.info())
 
 
 def metrics(

@@ -67,9 +67,18 @@ _MODULES: dict[str, dict[str, str]] = {
     "inspect": {
         "show": "Show all of a sandbox, or of one of its processes",
         "update": "Change a sandbox's life, words and rules",
+        "metrics": "Show what a sandbox takes, now or over time",
+    },
+    "lives": {
         "pause": "Stop a sandbox's processors",
         "resume": "Let a paused sandbox run",
-        "metrics": "Show what a sandbox takes, now or over time",
+        "suspend": "Store a sandbox's memory and disk",
+        "stop": "Shut a sandbox's guest down, keep its disk",
+        "wake": "Bring a sandbox back, whatever it takes",
+        "checkpoint": "Keep an instant of a sandbox",
+        "checkpoints": "List a sandbox's checkpoints",
+        "rollback": "Take a sandbox back to a checkpoint",
+        "fork": "Make children of a sandbox",
     },
     "terminal": {
         "shell": "Open a terminal in a sandbox",

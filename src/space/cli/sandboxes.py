@@ -38,10 +38,16 @@ def create(
     env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Environment of every command; repeatable.")] = None,
     metadata: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Words of yours, to find it again; repeatable.")] = None,
     ttl: Annotated[int | None, typer.Option(metavar="SECONDS", help="Its life, after which the server deletes it (an hour).")] = None,
-    idle: Annotated[str | None, typer.Option(metavar="SECONDS[:pause|:delete]", help="When nothing happens in it for so long.")] = None,
+    idle: Annotated[
+        str | None,
+        typer.Option(metavar="SECONDS[:ACTION]", help="When nothing happens in it for so long: pause, suspend, stop or delete it."),
+    ] = None,
     on_timeout: Annotated[
-        OnTimeout, typer.Option(metavar="delete|pause", help="What becomes of it at the end of its life.")
+        OnTimeout, typer.Option(metavar="ACTION", help="What becomes of it at the end of its life: delete, pause, suspend, stop.")
     ] = OnTimeout.delete,
+    wake_on_call: Annotated[
+        bool, typer.Option("--wake-on-call/--no-wake-on-call", help="Whether a call wakes it when a rule put it to rest.")
+    ] = True,
     policy: PolicyOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the id and nothing else.")] = False,
 ) -> None:
@@ -60,6 +66,7 @@ def create(
             ttl_seconds=ttl,
             idle=None if idle is None else idle_policy(idle),
             on_timeout=on_timeout.value,
+            wake_on_call=wake_on_call,
             policy=None if policy is None else given(policy),
             client=client,
         )

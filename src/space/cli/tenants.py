@@ -73,6 +73,8 @@ def set_quota(
     cpus: Annotated[Limit, typer.Option(metavar="N", help="Of all of them together.")] = None,
     memory: Annotated[Limit, typer.Option(metavar="MIB", help="Of all of them together.")] = None,
     disk: Annotated[Limit, typer.Option(metavar="MIB", help="Of all of them together.")] = None,
+    snapshot: Annotated[Limit, typer.Option(metavar="MIB", help="Of stored memory and checkpoints.")] = None,
+    checkpoints: Annotated[Limit, typer.Option(metavar="N", help="Of all of them together.")] = None,
     rate: Annotated[Limit, typer.Option(metavar="N", help="Requests a second, as fast as the allowance is refilled.")] = None,
     burst: Annotated[Limit, typer.Option(metavar="N", help="The allowance, in requests.")] = None,
 ) -> None:
@@ -82,6 +84,8 @@ def set_quota(
         "cpus": ("--cpus", cpus),
         "memory_mib": ("--memory", memory),
         "disk_mib": ("--disk", disk),
+        "snapshot_mib": ("--snapshot", snapshot),
+        "checkpoints": ("--checkpoints", checkpoints),
         "requests_per_second": ("--rate", rate),
         "burst": ("--burst", burst),
     }

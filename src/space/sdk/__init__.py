@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from space.model.events import Event
     from space.model.files import FileChange, FileInfo
     from space.model.process import ProcessInfo, PtySize
-    from space.model.sandbox import ExitStatus, IdlePolicy, Phase, SandboxInfo, SandboxSpec
+    from space.model.sandbox import Checkpoint, ExitStatus, IdlePolicy, Phase, SandboxInfo, SandboxSpec
     from space.model.tenants import AuditRecord, Quota, QuotaInfo, WebhookCreated, WebhookInfo
     from space.sdk._async.client import AsyncClient
     from space.sdk._async.files import AsyncFiles, AsyncWatch
@@ -74,6 +74,7 @@ _HOMES = {
         "PtySize",
     ),
     "space.model.sandbox": (
+        "Checkpoint",
         "ExitStatus",
         "IdlePolicy",
         "Phase",
@@ -144,6 +145,7 @@ __all__ = [
     "AsyncTerminal",
     "AsyncWatch",
     "AuditRecord",
+    "Checkpoint",
     "Client",
     "CommandFailed",
     "Connection",

@@ -109,6 +109,9 @@ class KeyCreated:
     key: str = field(repr=False)
 
 
+_LIFE = ("generation", "start", "parent", "snapshot_bytes", "checkpoints")
+
+
 def sandbox_info(answer: Any) -> SandboxInfo:
     """A sandbox object."""
     try:
@@ -124,6 +127,7 @@ def sandbox_info(answer: Any) -> SandboxInfo:
             isolation=str(answer["isolation"]),
             reason=answer.get("reason"),
             policy=record(PolicyStatus, answer.get("policy") or {}),
+            **{name: answer[name] for name in _LIFE if name in answer},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ProtocolError(f"the server's answer is no sandbox: {error!r}", hint="is the server of another version?") from error

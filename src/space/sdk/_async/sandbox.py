@@ -1,4 +1,4 @@
-"""A sandbox in the hand: make one or connect to one, run commands, start processes, reach files and ports, move trees, pause, delete."""
+"""A sandbox in the hand: make one or connect to one, run commands, start processes, reach files and ports, move trees, delete."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import httpx
 from space.model.errors import Conflict, Gone, InvalidArgument, NotFound, SpaceError, StreamCut
 from space.model.ids import new_process_id
 from space.model.process import ProcessInfo, ProcessState, PtySize
-from space.model.sandbox import DEFAULT_CPUS, DEFAULT_DISK_MIB, DEFAULT_MEMORY_MIB, DEFAULT_TEMPLATE, IdlePolicy, SandboxInfo
+from space.model.sandbox import DEFAULT_CPUS, DEFAULT_DISK_MIB, DEFAULT_MEMORY_MIB, DEFAULT_TEMPLATE, Action, IdlePolicy, SandboxInfo
 from space.sdk.answers import Metrics, MetricsHistory, TreeSummary, metrics_history, process_info, process_infos, record, sandbox_info
 from space.sdk.archive import Limits, Links, Staging, Unpacked
 from space.sdk.output import DEFAULT_OUTPUT_LIMIT, CommandFailed, ProcessStream, Result
@@ -48,6 +48,7 @@ from .client import ABANDON_SECONDS, HEARTBEAT_LIMIT_SECONDS, AsyncClient, aband
 from .egress import AsyncSandboxEgress
 from .files import AsyncFiles
 from .forward import AsyncForward
+from .lives import AsyncSandboxLives
 from .ports import AsyncConnection
 from .process import AsyncProcess
 from .terminal import AsyncTerminal
@@ -57,7 +58,7 @@ SETTLE_SECONDS = 0.2
 TREE_SECONDS = 150.0  # between two pieces of a tree; the server gives up after 120 s
 
 
-class AsyncSandbox(AsyncSandboxEgress):
+class AsyncSandbox(AsyncSandboxEgress, AsyncSandboxLives):
     """One sandbox. `create` or `connect` make this object; as a context manager it deletes what it created.
 
     Cancelling a call (or Ctrl-C) closes its connection: a command ends with its connection.
@@ -92,7 +93,8 @@ class AsyncSandbox(AsyncSandboxEgress):
         metadata: Mapping[str, str] | None = None,
         ttl_seconds: int | None = None,
         idle: IdlePolicy | None = None,
-        on_timeout: Literal["delete", "pause"] = "delete",
+        on_timeout: Action = "delete",
+        wake_on_call: bool = True,
         policy: PolicySource | None = None,
         idempotency_key: str | None = None,
         client: AsyncClient | None = None,
@@ -100,9 +102,9 @@ class AsyncSandbox(AsyncSandboxEgress):
         api_key: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> Self:
-        """A new sandbox, running. memory, disk: MiB. ttl_seconds: from now on; then the server deletes it (an hour unless given), or
-        pauses it with on_timeout="pause". idle: what becomes of it when nothing happens in it. policy: what may leave it, as a table,
-        TOML text, a path, or the name of a stored policy; without one the tenant's default, else nothing.
+        """A new sandbox, running. memory, disk: MiB. ttl_seconds: from now on (an hour unless given); then on_timeout says what becomes of
+        it. idle: what does when nothing happens in it. wake_on_call: a call wakes it when one of these put it to rest. policy: what may
+        leave it, as a table, TOML text, a path, or the name of a stored policy; without one the tenant's default, else nothing.
 
         The request carries an idempotency key (a random one unless given), so a repeat after a lost answer makes no second
         sandbox. When the call is cancelled (or Ctrl-C comes), or its outcome is unknown in the end, the sandbox that may be on its way is
@@ -112,6 +114,7 @@ class AsyncSandbox(AsyncSandboxEgress):
         spec: dict[str, Any] = {"template": template, "cpus": cpus, "memory_mib": memory_mib, "disk_mib": disk_mib}
         spec |= {"env": dict(env or {}), "metadata": dict(metadata or {})} | ({} if ttl_seconds is None else {"ttl_seconds": ttl_seconds})
         spec |= ({} if idle is None else {"idle": idle_rule(idle)}) | ({} if on_timeout == "delete" else {"on_timeout": on_timeout})
+        spec |= {} if wake_on_call else {"wake_on_call": False}
         spec |= {} if policy is None else {"policy": policy_request(policy)}
         headers = {"idempotency-key": idempotency_key or secrets.token_hex(16)}
         used = client or AsyncClient(api_url=api_url, api_key=api_key, transport=transport)
@@ -171,13 +174,8 @@ class AsyncSandbox(AsyncSandboxEgress):
         self._info = sandbox_info(await self._client.call("GET", self._path))
         return self._info
 
-    async def pause(self) -> None:
-        """Stop its processors; memory and processes stay. Idempotent."""
-        await self._client.call("POST", f"{self._path}/pause")
-
-    async def resume(self) -> None:
-        """Let its processors run. Idempotent."""
-        await self._client.call("POST", f"{self._path}/resume")
+    def _child(self, info: SandboxInfo) -> Self:
+        return type(self)(self._client, info, owns_client=False, deletes=True)
 
     async def noop(self) -> None:
         """A round trip to the daemon in the guest."""
@@ -198,7 +196,8 @@ class AsyncSandbox(AsyncSandboxEgress):
         ttl_seconds: int | None = None,
         metadata: Mapping[str, str | None] | None = None,
         idle: IdlePolicy | Keep | None = KEEP,
-        on_timeout: Literal["delete", "pause"] | None = None,
+        on_timeout: Action | None = None,
+        wake_on_call: bool | None = None,
         revision: int | None = None,
     ) -> SandboxInfo:
         """Change what is given, leave the rest. ttl_seconds: from now on, longer or shorter. metadata: merged, None removes a name.
@@ -208,6 +207,7 @@ class AsyncSandbox(AsyncSandboxEgress):
         """
         wanted: dict[str, Any] = {} if ttl_seconds is None else {"ttl_seconds": ttl_seconds}
         wanted |= ({} if metadata is None else {"metadata": dict(metadata)}) | ({} if on_timeout is None else {"on_timeout": on_timeout})
+        wanted |= {} if wake_on_call is None else {"wake_on_call": wake_on_call}
         wanted |= {} if isinstance(idle, Keep) else {"idle": None if idle is None else idle_rule(idle)}
         headers = None if revision is None else {"if-match": f'"{revision}"'}
         # Without a revision a second arrival changes nothing but the moment from which the time to live counts.

@@ -21,9 +21,11 @@ from space.model.process import PtySize
 from space.model.sandbox import Phase
 from space.sdk.testing.body import Pieces, Waiting
 from space.sdk.testing.files import HOME, MockFiles, absolute
+from space.sdk.testing.life import Lives, MockLife
 from space.sdk.testing.processes import MockProcess, Process, Programs, frames_of
 from space.sdk.testing.trees import get_tree, put_tree
 
+_NEED_A_GUEST = ("processes", "files", "tree", "noop")
 PAGE = 2  # small, so that every list of three is read in pages
 _NAMES = [
     *("memory_total", "memory_available", "cpu_user_ms", "cpu_system_ms", "disk_total", "disk_used"),
@@ -46,6 +48,7 @@ class MockSandbox:
     deleted_processes: set[str] = field(default_factory=set)
     closed: int = 0
     expires_at: float | None = None
+    life: MockLife = field(default_factory=MockLife)
     policy: dict[str, Any] = field(default_factory=lambda: asdict(PolicyStatus()))
     own_policy: dict[str, Any] | None = None
     asks: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -67,6 +70,7 @@ class MockSandbox:
             "isolation": "none (mock)",
             "reason": None,
             "policy": self.policy,
+            **self.life.shown(),
         }
 
 
@@ -96,22 +100,24 @@ def streamed(body: httpx.SyncByteStream, media_type: str, status: int = 200, **h
 class Routes:
     """What is asked of one sandbox. tell: puts an event into the server's log."""
 
-    def __init__(self, programs: Programs, tell: Callable[..., None]) -> None:
+    def __init__(self, programs: Programs, tell: Callable[..., None], made: Callable[[MockSandbox, dict[str, Any]], MockSandbox]) -> None:
+        """made: keeps the child of a sandbox, of this specification."""
         self._programs = programs
         self._tell = tell
+        self._lives = Lives(tell, self.move, made)
 
     def answer(self, method: str, sandbox: MockSandbox, rest: list[str], request: httpx.Request) -> httpx.Response:
         """The answer of a route below `/v1/sandboxes/{id}`."""
+        if method != "GET" and rest and rest[0] in _NEED_A_GUEST:
+            self._running(sandbox)
+        if (lived := self._lives.answer(method, sandbox, rest, lambda: document(request))) is not None:
+            status, value = lived
+            return httpx.Response(204) if status == 204 else answer(value, status)
         match method, rest:
             case "GET", []:
                 return answer(sandbox.document())
             case "PATCH", []:
                 return self._change(sandbox, request)
-            case "POST", ["pause" | "resume" as verb]:
-                before, sandbox.phase = sandbox.phase, Phase.PAUSED if verb == "pause" else Phase.RUNNING
-                sandbox.revision += 1
-                self._tell("phase", sandbox, from_phase=str(before))
-                return answer(sandbox.document())
             case "POST", ["noop"]:
                 return answer({})
             case "GET", ["metrics"]:
@@ -133,9 +139,33 @@ class Routes:
                 raise Unsupported("this is a WebSocket", hint="send an upgrade")
         raise NotFound(f"there is no {request.method} {request.url.path}")
 
+    def _running(self, sandbox: MockSandbox) -> None:
+        """As the server: what a rule put to rest is woken by a call, what somebody put to rest stays so."""
+        if sandbox.phase is Phase.RUNNING:
+            return
+        if not (sandbox.life.by_rule and sandbox.spec["wake_on_call"]):
+            raise Conflict(f"sandbox {sandbox.id} is {sandbox.phase}", hint="wake it first")
+        self.move(sandbox, Phase.RUNNING)
+
+    def move(self, sandbox: MockSandbox, phase: Phase) -> None:
+        """Into a phase, with its event."""
+        if sandbox.phase is phase:
+            return
+        before, sandbox.phase = sandbox.phase, phase
+        sandbox.revision += 1
+        sandbox.life.moved(before, phase)
+        if phase in (Phase.SUSPENDED, Phase.STOPPED) and not sandbox.life.by_rule:
+            sandbox.expires_at = None
+        elif phase is Phase.RUNNING and sandbox.expires_at is None:
+            sandbox.expires_at = time.time() + sandbox.spec["ttl_seconds"]
+        if phase is Phase.STOPPED:
+            for process in sandbox.processes.values():
+                process.lose("the sandbox was stopped")
+        self._tell("phase", sandbox, from_phase=str(before))
+
     def _change(self, sandbox: MockSandbox, request: httpx.Request) -> httpx.Response:
         wanted = document(request)
-        if unknown := set(wanted) - {"ttl_seconds", "metadata", "idle", "on_timeout"}:
+        if unknown := set(wanted) - {"ttl_seconds", "metadata", "idle", "on_timeout", "wake_on_call"}:
             raise InvalidArgument(f"unknown field {min(unknown)!r}")
         if not wanted:
             raise InvalidArgument("nothing is to be changed")

@@ -30,7 +30,7 @@ import httpx
 
 from space.model.errors import InvalidArgument, NotFound, SpaceError, Unauthenticated
 from space.model.ids import new_request_id, new_sandbox_id
-from space.model.sandbox import Phase, SandboxSpec
+from space.model.sandbox import MIB, Phase, SandboxSpec
 from space.sdk._async.client import AsyncClient
 from space.sdk._sync.client import Client
 from space.sdk.testing.body import Cut
@@ -69,7 +69,7 @@ class MockServer:
         self.services: dict[int, Service] = {}
         self.transport = MockTransport(self)
         self._programs = Programs(dict(BUILTIN))
-        self._routes = Routes(self._programs, self.events.tell)
+        self._routes = Routes(self._programs, self.events.tell, self._child)
         self._operations = Operations()
         self.egress = Egress(self.events.tell, self.sandboxes)
         self.templates = MockTemplates()
@@ -214,8 +214,13 @@ class MockServer:
         raise NotFound(f"there is no {request.method} {request.url.path}")
 
     def _used(self) -> dict[str, int]:
-        used = [sandbox.spec for sandbox in self.sandboxes.values()]
-        return {"sandboxes": len(used), **{name: sum(spec[name] for spec in used) for name in ("cpus", "memory_mib", "disk_mib")}}
+        there = list(self.sandboxes.values())
+        computing = [sandbox.spec for sandbox in there if sandbox.phase not in (Phase.SUSPENDED, Phase.STOPPED)]
+        used = {"sandboxes": len(there), **{name: sum(spec[name] for spec in computing) for name in ("cpus", "memory_mib")}}
+        lives = [sandbox.life.shown() for sandbox in there]
+        used["disk_mib"] = sum(sandbox.spec["disk_mib"] for sandbox in there)
+        used["snapshot_mib"] = sum(life["snapshot_bytes"] for life in lives) // MIB
+        return used | {"checkpoints": sum(life["checkpoints"] for life in lives)}
 
     def _create(self, request: httpx.Request) -> httpx.Response:
         wanted = document(request)
@@ -237,6 +242,19 @@ class MockServer:
                 self._created[repeat] = sandbox.id
         self.events.tell("created", sandbox)
         return answer(sandbox.document(), 201)
+
+    def _child(self, parent: MockSandbox, spec: dict[str, Any]) -> MockSandbox:
+        child = MockSandbox(new_sandbox_id(), spec, time.time(), policy=dict(parent.policy), own_policy=parent.own_policy)
+        with self._lock:
+            self.sandboxes[child.id] = child
+        self.events.tell("created", child)
+        return child
+
+    def rest(self, sandbox_id: str, phase: Phase = Phase.SUSPENDED) -> None:
+        """A rule puts a sandbox to rest, as its idle rule or its time to live would."""
+        sandbox = self.sandbox(sandbox_id)
+        sandbox.life.by_rule = True
+        self._routes.move(sandbox, phase)
 
     def _delete(self, sandbox: MockSandbox) -> httpx.Response:
         del self.sandboxes[sandbox.id]

@@ -1,0 +1,96 @@
+"""The life of a sandbox: paused, suspended, stopped, woken, taken back to an instant, forked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from space.model.errors import ProtocolError
+from space.model.sandbox import Checkpoint, SandboxInfo
+from space.sdk.answers import record, sandbox_info
+from space.sdk.request import segment
+
+if TYPE_CHECKING:
+    from .client import AsyncClient
+
+LIFE_SECONDS = 330.0  # memory goes to the disk or comes from it, in a queue of others; the server gives up after 300 s
+
+
+class AsyncSandboxLives:
+    """Of one sandbox."""
+
+    _client: AsyncClient
+    _path: str
+    _info: SandboxInfo
+
+    def _child(self, info: SandboxInfo) -> Self:
+        """A sandbox that a fork made, with the same client."""
+        raise NotImplementedError
+
+    async def pause(self) -> None:
+        """Stop its processors; memory and processes stay. Idempotent."""
+        await self._live("pause", repeatable=False)
+
+    async def resume(self) -> None:
+        """Let a paused one's processors run. Idempotent. `wake` does it too, and whatever else it takes."""
+        await self._live("resume", repeatable=False)
+
+    async def suspend(self) -> None:
+        """Store its memory, processes and disk, and free the memory that it took. Idempotent.
+
+        Its time to live stands still until it wakes.
+        """
+        await self._live("suspend")
+
+    async def stop(self) -> None:
+        """Shut its guest down and keep its disk; processes end. Idempotent. Its time to live stands still until it wakes."""
+        await self._live("stop")
+
+    async def wake(self, *, cold: bool = False) -> None:
+        """Whatever it takes until it runs: resume, go on from stored memory, or boot from its disk (stopped, or failed). Idempotent.
+
+        cold: boot a suspended one from its disk and give its stored memory up, as where that cannot be gone on from (Conflict says so).
+        """
+        await self._live("wake", json={"cold": True} if cold else None)
+
+    async def checkpoint(self) -> Checkpoint:
+        """Keep memory and disk of this instant; it goes on after some milliseconds."""
+        return record(Checkpoint, await self._client.call("POST", f"{self._path}/checkpoint", seconds=LIFE_SECONDS))
+
+    async def checkpoints(self) -> list[Checkpoint]:
+        """Its checkpoints, oldest first."""
+        answer = await self._client.call("GET", f"{self._path}/checkpoints")
+        return [record(Checkpoint, one) for one in _listed(answer, "checkpoints")]
+
+    async def drop_checkpoint(self, checkpoint: Checkpoint | str) -> None:
+        """Forget a checkpoint. Idempotent."""
+        await self._client.call("DELETE", f"{self._path}/checkpoints/{segment(_name(checkpoint))}")
+
+    async def rollback(self, checkpoint: Checkpoint | str) -> None:
+        """Make it what it was at a checkpoint, memory, processes and disk; its present is lost. NotFound when there is no such one."""
+        await self._live("rollback", json={"checkpoint": _name(checkpoint)}, repeatable=False)
+
+    async def fork(self, count: int = 1, *, ttl_seconds: int | None = None, metadata: Mapping[str, str] | None = None) -> list[Self]:
+        """Children of this instant, each a sandbox of its own that goes on from here; this one goes on too. All of them run, or none.
+
+        ttl_seconds, metadata: of each; as this one's unless given. Leaving a child's context manager deletes it.
+        """
+        wanted: dict[str, Any] = {"count": count} | ({} if ttl_seconds is None else {"ttl_seconds": ttl_seconds})
+        wanted |= {} if metadata is None else {"metadata": dict(metadata)}
+        answer = await self._client.call("POST", f"{self._path}/fork", json=wanted, seconds=LIFE_SECONDS)
+        return [self._child(sandbox_info(one)) for one in _listed(answer, "sandboxes")]
+
+    async def _live(self, verb: str, *, json: Any = None, repeatable: bool = True) -> None:
+        answer = await self._client.call("POST", f"{self._path}/{verb}", json=json, seconds=LIFE_SECONDS, repeatable=repeatable)
+        self._info = sandbox_info(answer)
+
+
+def _name(checkpoint: Checkpoint | str) -> str:
+    return checkpoint.id if isinstance(checkpoint, Checkpoint) else checkpoint
+
+
+def _listed(answer: Any, name: str) -> list[Any]:
+    found = answer.get(name) if isinstance(answer, dict) else None
+    if not isinstance(found, list):
+        raise ProtocolError(f"the server's answer holds no list of {name}", hint="is the server of another version?")
+    return found

@@ -1,0 +1,98 @@
+"""Lives through the SDK, before its mock server and before a control with a SimNode: the same calls, the same answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import uvloop
+
+from space.model.errors import Conflict, NotFound
+from space.model.sandbox import IdlePolicy, Phase
+from space.sdk import AsyncSandbox, Client, Sandbox
+from space.sdk.testing import MockServer
+from space.testing.simcontrol import World, dialogue
+
+
+def story(client: Client) -> None:
+    """What both servers must do alike."""
+    with Sandbox.create(client=client, ttl_seconds=600, idle=IdlePolicy(500, "suspend"), on_timeout="stop", wake_on_call=False) as sandbox:
+        spec = sandbox.info().spec
+        assert (spec.idle, spec.on_timeout, spec.wake_on_call) == (IdlePolicy(500, "suspend"), "stop", False)
+        assert sandbox.update(wake_on_call=True).spec.wake_on_call
+        for _ in range(2):
+            sandbox.suspend()
+        info = sandbox.info()
+        assert (info.phase, info.expires_at, info.snapshot_bytes > 0) == (Phase.SUSPENDED, None, True)
+        with pytest.raises(Conflict, match="suspended"):
+            sandbox.run(["true"])
+        with pytest.raises(Conflict):
+            sandbox.checkpoint()
+        for _ in range(2):
+            sandbox.wake()
+        info = sandbox.info()
+        assert (info.phase, info.generation, info.start, info.expires_at is not None) == (Phase.RUNNING, 2, "restore", True)
+        assert sandbox.run(["true"]).ok
+        sandbox.stop()
+        with pytest.raises(Conflict):
+            sandbox.suspend()
+        sandbox.wake()
+        assert (sandbox.info().generation, sandbox.info().start) == (3, "cold")
+        sandbox.pause()
+        sandbox.resume()
+        made = sandbox.checkpoint()
+        assert sandbox.checkpoints() == [made]
+        sandbox.rollback(made)
+        assert (sandbox.info().generation, sandbox.info().checkpoints) == (4, 1)
+        children = sandbox.fork(2, ttl_seconds=60, metadata={"child": "yes"})
+        assert len({child.id for child in children} | {sandbox.id}) == 3
+        for child in children:
+            with child:
+                info = child.info()
+                assert (info.phase, info.parent, info.start, info.generation) == (Phase.RUNNING, sandbox.id, "fork", 1)
+                assert (info.spec.ttl_seconds, dict(info.spec.metadata)) == (60, {"child": "yes"})
+                assert child.run(["true"]).ok
+        for _ in range(2):
+            sandbox.drop_checkpoint(made)
+        with pytest.raises(NotFound):
+            sandbox.rollback(made)
+    kinds = [event.kind for event in client.events(follow=False) if not hasattr(event, "oldest") and event.sandbox == sandbox.id]
+    assert [kinds.count(kind) for kind in ("checkpointed", "rolled_back", "forked")] == [1, 1, 1]
+
+
+def test_the_mock_server_lives_as_the_server_does() -> None:
+    with MockServer().client() as client:
+        story(client)
+
+
+@dialogue()
+async def test_a_server_lives_as_the_sdk_says(world: World) -> None:
+    def talk() -> None:
+        with Client(api_url=world.url, api_key=world.key) as client:
+            story(client)
+
+    await asyncio.to_thread(talk)
+
+
+def test_a_call_wakes_what_a_rule_put_to_rest_on_the_mock_server_and_not_what_was_asked_to_rest() -> None:
+    server = MockServer()
+    with server.client() as client, Sandbox.create(client=client) as sandbox:
+        server.rest(sandbox.id, Phase.SUSPENDED)
+        assert sandbox.run(["echo", "here"]).text == "here\n"
+        assert sandbox.info().phase is Phase.RUNNING
+        server.rest(sandbox.id, Phase.PAUSED)
+        sandbox.update(wake_on_call=False)
+        with pytest.raises(Conflict):
+            sandbox.run(["true"])
+
+
+def test_the_asynchronous_one_forks_as_well() -> None:
+    async def talk() -> None:
+        server = MockServer()
+        async with server.async_client() as client, await AsyncSandbox.create(client=client) as sandbox:
+            [child] = await sandbox.fork()
+            async with child:
+                assert (await child.info()).parent == sandbox.id
+            assert child.id not in server.sandboxes
+
+    uvloop.run(talk())
