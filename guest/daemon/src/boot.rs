@@ -44,6 +44,8 @@ pub struct Held {
     pub random: OwnedFd,
     /// The root file system's block device.
     pub disk: OwnedFd,
+    /// The file that lies over the kernel's boot id, which never changes.
+    pub boot_id: OwnedFd,
 }
 
 /// Boot. The error is one line for the console.
@@ -76,6 +78,7 @@ pub fn boot() -> Result<Machine, String> {
         terminals: hold("/dev/pts", libc::O_RDONLY | libc::O_DIRECTORY)?,
         random: hold("/dev/random", libc::O_RDWR)?,
         disk,
+        boot_id: shown_boot_id().map_err(|error| format!("cannot show a boot id: {error}"))?,
     };
     Ok(Machine { ports: [control, bulk], workloads, held })
 }
@@ -207,6 +210,17 @@ fn furnish() -> io::Result<Workloads> {
         libc::setpriority(libc::PRIO_PROCESS, 0, -15);
     }
     Workloads::new(root.as_fd(), metrics::memory_available(proc.as_fd()), number(c"sys/kernel/threads-max"))
+}
+
+/// The kernel makes its boot id once. Another file is put over that one, so that a copy of this machine need only write its own there.
+fn shown_boot_id() -> io::Result<OwnedFd> {
+    const SHOWN: &str = "/run/space/boot_id";
+    const KERNELS: &str = "/proc/sys/kernel/random/boot_id";
+    let kernels = sys::read_text(&sys::open(KERNELS, libc::O_RDONLY)?)?;
+    sys::make_dir("/run/space", 0o755)?;
+    std::fs::write(SHOWN, kernels)?;
+    sys::mount(SHOWN, KERNELS, "", libc::MS_BIND, "")?;
+    sys::open(SHOWN, libc::O_RDWR)
 }
 
 #[cfg(test)]

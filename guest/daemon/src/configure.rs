@@ -60,6 +60,7 @@ pub fn run(request: &Configure) -> Result<Message, Failure> {
     add_entropy(random, &request.entropy.0).map_err(fault("reseed the kernel's random numbers"))?;
     set_clock(request.realtime_ns)?;
     set_name(root, &request.hostname)?;
+    name_machine(root, random).map_err(fault("write /etc/machine-id"))?;
     grow(disk, root).map_err(fault("grow the root file system to its device"))?;
     configured(root, proc)
 }
@@ -121,10 +122,30 @@ pub fn boot_id(proc: BorrowedFd<'_>) -> io::Result<String> {
 
 /// The host's name, in the kernel and in files.
 pub fn set_name(root: BorrowedFd<'_>, name: &str) -> Result<(), Failure> {
-    // SAFETY: a name of the length given.
-    sys::check(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) }).map_err(fault("set the host name"))?;
+    set_kernel_name(name)?;
     name_in_files(root, name);
     Ok(())
+}
+
+/// The host's name in the kernel.
+pub fn set_kernel_name(name: &str) -> Result<(), Failure> {
+    // SAFETY: a name of the length given.
+    sys::check(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) }).map(drop).map_err(fault("set the host name"))
+}
+
+/// A machine whose image has none gets a number of its own, as the image asks for by an empty file.
+fn name_machine(root: BorrowedFd<'_>, random: BorrowedFd<'_>) -> io::Result<()> {
+    let flags = libc::O_RDWR | libc::O_CREAT | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = match sys::open_at(root, c"etc/machine-id", flags, 0o644) {
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Ok(()), // it is arranged otherwise
+        file => file?,
+    };
+    if sys::stat(file.as_fd())?.st_size > 0 {
+        return Ok(());
+    }
+    let mut id = [0; 16];
+    sys::read(random, &mut id)?;
+    overwrite(file.as_fd(), format!("{:032x}\n", u128::from_be_bytes(id)).as_bytes())
 }
 
 /// Make the file hold exactly that, in place where that is possible: a full disk has room for as much as was there. A link is replaced.
@@ -138,7 +159,15 @@ pub fn replace(root: BorrowedFd<'_>, name: &CStr, bytes: &[u8]) -> io::Result<()
         sys::check(unsafe { libc::unlinkat(root.as_raw_fd(), name.as_ptr(), 0) })?;
         open()
     })?;
-    sys::write_all(file.as_fd(), bytes)?;
+    overwrite(file.as_fd(), bytes)
+}
+
+/// Make an open file hold exactly that. Its blocks are kept: cutting it off first would have the kernel write it to the disk at once.
+pub fn overwrite(file: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<()> {
+    sys::write_at_start(file, bytes)?;
+    if sys::stat(file)?.st_size == bytes.len() as i64 {
+        return Ok(());
+    }
     // SAFETY: a valid descriptor.
     sys::check(unsafe { libc::ftruncate(file.as_raw_fd(), bytes.len() as libc::off_t) }).map(drop)
 }
@@ -183,8 +212,8 @@ fn total(root: BorrowedFd<'_>) -> io::Result<u64> {
 /// Make the name known to programs that look it up (sudo, git). Best effort: a guest may have arranged its files otherwise.
 fn name_in_files(root: BorrowedFd<'_>, name: &str) {
     let write = |file: &std::ffi::CStr, text: String| {
-        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
-        sys::open_at(root, file, flags, 0o644).and_then(|out| sys::write_all(out.as_fd(), text.as_bytes()))
+        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        sys::open_at(root, file, flags, 0o644).and_then(|out| overwrite(out.as_fd(), text.as_bytes()))
     };
     let hosts =
         sys::open_at(root, c"etc/hosts", libc::O_RDONLY | libc::O_NONBLOCK, 0).and_then(|file| sys::read_text(&file)).unwrap_or_default();
@@ -195,7 +224,7 @@ fn name_in_files(root: BorrowedFd<'_>, name: &str) {
 }
 
 /// The hosts file with the name in it, or nothing when it is there.
-fn hosts_with(hosts: &str, name: &str) -> Option<String> {
+pub fn hosts_with(hosts: &str, name: &str) -> Option<String> {
     let known = |line: &str| line.split('#').next().unwrap_or_default().split_ascii_whitespace().skip(1).any(|word| word == name);
     if hosts.lines().any(known) {
         return None;

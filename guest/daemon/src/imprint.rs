@@ -1,10 +1,16 @@
 //! `prepare_snapshot`, and `imprint`: a restored guest becomes another machine than those of the same snapshot.
 //!
-//! In a child. What must differ differs before anything of the caller's runs: first the kernel's random numbers, then the names, then
-//! what the template's own hooks make anew. Any step that fails fails the whole.
+//! What must differ differs before anything of the caller's runs: first the kernel's random numbers, then the names, then connections to
+//! elsewhere are aborted, then what the template's own hooks make anew is. Any step that fails fails the whole.
+//!
+//! Most machines need no more than three small files written and have no hooks, and everything that runs for the first time after a
+//! restore is slow where the processor is emulated. So the daemon does it itself, as long as all lies on the root file system,
+//! in plain files. Guest root can still make that hang (a frozen file system), as it could a child: its own machine
+//! then never answers, and the host gives it up. Everything else is left to a child, which can be killed.
 
+use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -17,7 +23,7 @@ use space_protocol::{Failure, Message};
 use crate::boot::Held;
 use crate::child::{EXTRA, PROC};
 use crate::configure::{self, fault};
-use crate::sys;
+use crate::{inherited, sys};
 
 const HOOKS: &str = "/etc/space/restore.d";
 const MOST_HOOKS: usize = 64;
@@ -41,8 +47,8 @@ pub fn check(request: &Imprint) -> Result<(), Failure> {
 }
 
 /// What the child of an imprint needs.
-pub fn needs(held: &Held) -> [BorrowedFd<'_>; 2] {
-    [held.random.as_fd(), held.root.as_fd()]
+pub fn needs(held: &Held) -> [BorrowedFd<'_>; 1] {
+    [held.root.as_fd()]
 }
 
 /// In a child: everything that was written is on the disk.
@@ -58,16 +64,52 @@ pub fn prepare(request: &PrepareSnapshot) -> Result<Message, Failure> {
     Ok(Message::Done(Empty {}))
 }
 
+/// How far the daemon has come by itself.
+pub enum Step {
+    /// It is done.
+    Done(Imprinted),
+    /// A child has to do the rest.
+    Left(Left),
+}
+
+/// What a child has to do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// Programs are to be run, or connections aborted.
+    Processes,
+    /// That, and names, too.
+    Names,
+}
+
+/// In the daemon: everything, if that is little.
+pub fn at_once(request: &Imprint, held: &Held) -> Result<Step, Failure> {
+    let began = sys::clock(libc::CLOCK_MONOTONIC);
+    let (root, proc) = (held.root.as_fd(), held.proc.as_fd());
+    configure::add_entropy(held.random.as_fd(), &request.entropy.0).map_err(fault("reseed the kernel's random numbers"))?;
+    configure::set_kernel_name(&request.hostname)?;
+    if names_in_place(request, held).is_err() {
+        return Ok(Step::Left(Left::Names));
+    }
+    let hooks = has_any(root, c"etc/space/restore.d", |_| true);
+    let keys = has_any(root, c"etc/ssh", is_host_key);
+    if !matches!((hooks, keys, inherited::any(proc)), (Ok(false), Ok(false), Ok(false))) {
+        return Ok(Step::Left(Left::Processes));
+    }
+    Ok(Step::Done(imprinted(0, began)))
+}
+
 /// In the child of an imprint.
-pub fn run(request: &Imprint) -> Result<Message, Failure> {
+pub fn run(request: &Imprint, left: Left) -> Result<Message, Failure> {
     let began = sys::clock(libc::CLOCK_MONOTONIC);
     // SAFETY: the child was given these, and keeps them.
-    let [random, root, proc] = [EXTRA, EXTRA + 1, PROC].map(|at| unsafe { sys::numbered(at) });
-    configure::add_entropy(random, &request.entropy.0).map_err(fault("reseed the kernel's random numbers"))?;
-    configure::set_name(root, &request.hostname)?;
-    let machine_id = format!("{}\n", request.machine_id);
-    configure::replace(root, c"etc/machine-id", machine_id.as_bytes()).map_err(fault("write /etc/machine-id"))?;
-    set_boot_id(root, proc, &request.boot_id).map_err(fault("set the boot id"))?;
+    let [root, proc] = [EXTRA, PROC].map(|at| unsafe { sys::numbered(at) });
+    if left == Left::Names {
+        configure::set_name(root, &request.hostname)?;
+        let machine_id = format!("{}\n", request.machine_id);
+        configure::replace(root, c"etc/machine-id", machine_id.as_bytes()).map_err(fault("write /etc/machine-id"))?;
+        set_boot_id(root, proc, &request.boot_id).map_err(fault("set the boot id"))?;
+    }
+    inherited::abort(proc).map_err(fault("abort connections of the machine before"))?;
     let end = began + ALL;
     renew_host_keys(Path::new("/etc/ssh"), end)?;
     let hooks = hooks(Path::new(HOOKS)).map_err(fault("list the restore hooks"))?;
@@ -75,8 +117,47 @@ pub fn run(request: &Imprint) -> Result<Message, Failure> {
         let name = hook.display().to_string();
         run_within(&mut Command::new(hook), end, &name)?;
     }
-    let wall_ms = sys::clock(libc::CLOCK_MONOTONIC).saturating_sub(began).as_millis() as u64;
-    Ok(Message::Imprinted(Imprinted { hooks: hooks.len() as u16, wall_ms }))
+    Ok(Message::Imprinted(imprinted(hooks.len(), began)))
+}
+
+fn imprinted(hooks: usize, began: Duration) -> Imprinted {
+    Imprinted { hooks: hooks as u16, wall_ms: sys::clock(libc::CLOCK_MONOTONIC).saturating_sub(began).as_millis() as u64 }
+}
+
+/// The names, where all that holds them is a plain file of the root file system, or the file over the kernel's boot id.
+fn names_in_place(request: &Imprint, held: &Held) -> io::Result<()> {
+    let root = held.root.as_fd();
+    let write = |name: &CStr, text: String| configure::overwrite(plain_file(root, name)?.as_fd(), text.as_bytes());
+    write(c"etc/machine-id", format!("{}\n", request.machine_id))?;
+    write(c"etc/hostname", format!("{}\n", request.hostname))?;
+    let hosts = plain_file(root, c"etc/hosts")?;
+    if let Some(text) = configure::hosts_with(&sys::read_text(&hosts)?, &request.hostname) {
+        configure::overwrite(hosts.as_fd(), text.as_bytes())?;
+    }
+    configure::overwrite(held.boot_id.as_fd(), format!("{}\n", request.boot_id).as_bytes())?;
+    if configure::boot_id(held.proc.as_fd())? == request.boot_id {
+        return Ok(());
+    }
+    Err(io::Error::from_raw_os_error(libc::ENOENT)) // it was taken away from over the kernel's
+}
+
+/// A regular file of the root file system, whose opening waits for nobody.
+fn plain_file(root: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
+    let file = sys::open_at2(root, name, libc::O_RDWR | libc::O_NOFOLLOW | libc::O_NONBLOCK, 0, libc::RESOLVE_NO_XDEV)?;
+    let regular = sys::stat(file.as_fd())?.st_mode & libc::S_IFMT == libc::S_IFREG;
+    if regular { Ok(file) } else { Err(io::Error::from_raw_os_error(libc::EINVAL)) }
+}
+
+/// Whether a directory of the root file system has an entry of such a name.
+fn has_any(root: BorrowedFd<'_>, name: &CStr, wanted: fn(&str) -> bool) -> io::Result<bool> {
+    match sys::open_at2(root, name, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NONBLOCK, 0, libc::RESOLVE_NO_XDEV) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        directory => Ok(sys::names(directory?)?.iter().any(|entry| wanted(&entry.to_string_lossy()))),
+    }
+}
+
+fn is_host_key(name: &str) -> bool {
+    name.starts_with("ssh_host_") && (name.ends_with("_key") || name.ends_with("_key.pub"))
 }
 
 /// The kernel makes its boot id once and shows it in one file: another file is put over that one.
@@ -96,11 +177,10 @@ fn set_boot_id(root: BorrowedFd<'_>, proc: BorrowedFd<'_>, id: &str) -> io::Resu
 /// SSH host keys, where there are any, are another machine's.
 fn renew_host_keys(directory: &Path, end: Duration) -> Result<(), Failure> {
     let Ok(entries) = std::fs::read_dir(directory) else { return Ok(()) };
-    let is_key = |name: &str| name.starts_with("ssh_host_") && (name.ends_with("_key") || name.ends_with("_key.pub"));
     let old: Vec<PathBuf> = entries
         .flatten()
         .map(|entry| entry.path())
-        .filter(|path| path.file_name().is_some_and(|name| is_key(&name.to_string_lossy())))
+        .filter(|path| path.file_name().is_some_and(|name| is_host_key(&name.to_string_lossy())))
         .collect();
     for path in &old {
         std::fs::remove_file(path).map_err(fault("remove an SSH host key of the template's"))?;

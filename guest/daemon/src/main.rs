@@ -13,6 +13,7 @@ mod crc;
 mod exec;
 mod files;
 mod imprint;
+mod inherited;
 mod inlet;
 mod job;
 mod life;

@@ -435,6 +435,7 @@ mod tests {
             terminals: open("/dev/pts"),
             random: open("/dev/null"),
             disk: open("/dev/null"),
+            boot_id: open("/dev/null"),
         };
         Core {
             held,

@@ -382,16 +382,42 @@ pub fn read_small(dir: impl AsFd, name: &CStr) -> io::Result<String> {
 
 /// The text of an open file, as far as it goes (64 KiB).
 pub fn read_text(file: &OwnedFd) -> io::Result<String> {
-    let mut bytes = vec![0; 64 << 10];
-    let mut end = 0;
-    while end < bytes.len() {
+    read_text_up_to(file, 64 << 10)
+}
+
+/// The text of an open file, as far as it goes and is wanted. Most are a line or two, so room is made as it is needed.
+pub fn read_text_up_to(file: &OwnedFd, most: usize) -> io::Result<String> {
+    let (mut bytes, mut end) = (vec![0; most.min(4096)], 0);
+    loop {
         match read(file.as_fd(), &mut bytes[end..])? {
             0 => break,
             count => end += count,
         }
+        if end == bytes.len() {
+            if end == most {
+                break;
+            }
+            bytes.resize(most.min(2 * end), 0);
+        }
     }
     bytes.truncate(end);
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// `readlinkat`, of a link of at most 255 bytes.
+pub fn read_link_at(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; 256];
+    // SAFETY: a valid descriptor and string, and a buffer as long as we say.
+    let count = check_size(unsafe { libc::readlinkat(dir.as_raw_fd(), name.as_ptr(), bytes.as_mut_ptr().cast(), bytes.len()) })?;
+    bytes.truncate(count);
+    Ok(bytes)
+}
+
+/// `pwrite` of all of it from the start on, to a descriptor that blocks.
+pub fn write_at_start(fd: BorrowedFd<'_>, buf: &[u8]) -> io::Result<()> {
+    // SAFETY: the buffer is ours and as long as we say.
+    let count = check_size(unsafe { libc::pwrite(fd.as_raw_fd(), buf.as_ptr().cast(), buf.len(), 0) })?;
+    if count == buf.len() { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ENOSPC)) }
 }
 
 /// Write a value to a file of proc, sys or a cgroup.

@@ -259,7 +259,7 @@ def _clone_disk(place: Place, record: Record, directory: int) -> None:
         finally:
             os.close(template)
     owner = (place.instance.vm_uid(record.slot), place.instance.node_uid, 0o660)
-    _clone(record, source, directory, DISK, owner, size=None if record.snapshot else record.disk_mib << 20)
+    _clone(record, source, directory, DISK, owner, size=record.disk_mib << 20)
 
 
 def _clone(record: Record, source: int, directory: int, name: str, owner: tuple[int, int, int], size: int | None = None) -> None:

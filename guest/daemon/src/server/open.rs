@@ -6,6 +6,7 @@ use space_protocol::{Failure, Message};
 use super::{Core, Standing, now};
 use crate::calibrate::Calibration;
 use crate::child::{self, Needs};
+use crate::imprint::Step;
 use crate::job::{Purpose, Way};
 use crate::shutdown::Shutdown;
 use crate::{configure, exec, files, imprint, metrics, process, watch};
@@ -110,9 +111,19 @@ impl Core {
 
     fn imprint(&mut self, stream: u32, request: &Imprint) -> Result<(), Failure> {
         imprint::check(request)?;
+        let left = match imprint::at_once(request, &self.held)? {
+            Step::Done(imprinted) => {
+                if self.standing == Standing::Restored {
+                    self.standing = Standing::Imprinted;
+                }
+                self.answer(stream, &Message::Imprinted(imprinted));
+                return Ok(());
+            }
+            Step::Left(left) => left,
+        };
         let needs = Needs { inlet: false, outlets: [false; 2] };
         let extra = imprint::needs(&self.held);
-        let child = child::spawn(&self.held, &mut self.workloads, needs, &extra, || imprint::run(request))?;
+        let child = child::spawn(&self.held, &mut self.workloads, needs, &extra, || imprint::run(request, left))?;
         self.start(stream, Purpose::Imprint, Way::Pipes, child).map(drop)
     }
 

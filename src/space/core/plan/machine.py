@@ -43,6 +43,7 @@ GUEST_ADDRESS: Final = "10.0.0.2/30"
 GATEWAY: Final = "10.0.0.1"
 
 DISK_LIMITS: Final = "disk-limits"  # the name of the throttle group in QEMU
+DISK_NODE: Final = "limited"  # and of the disk behind it
 # No lock: rootd starts one VMM for a disk, and QEMU's probe for the kind of lock wants a /dev/null.
 _DISK_FILE: Final = "file.driver=file,file.filename=/dev/fdset/1,file.discard=unmap,file.locking=off"
 
@@ -137,8 +138,8 @@ def qemu_argv(machine: Machine, fds: Descriptors) -> list[str]:
         *("-add-fd", f"fd={fds.disk},set=1"),
         *("-object", _disk_limits()),
         *("-blockdev", f"driver=raw,node-name=disk,discard=unmap,{_DISK_FILE}"),
-        *("-blockdev", f"driver=throttle,node-name=limited,discard=unmap,throttle-group={DISK_LIMITS},file=disk"),
-        *("-device", "virtio-blk-device,drive=limited"),
+        *("-blockdev", f"driver=throttle,node-name={DISK_NODE},discard=unmap,throttle-group={DISK_LIMITS},file=disk"),
+        *("-device", f"virtio-blk-device,drive={DISK_NODE}"),
         # QEMU shapes no network device. A TAP that leads nowhere needs no shape; once there is egress, the gateway's worker holds
         # each sandbox to its rate, because all that leaves passes through it.
         *("-netdev", f"tap,id=network,fd={fds.tap},vhost=off"),

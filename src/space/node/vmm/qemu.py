@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from space.config.instance import Instance
+from space.core.plan.machine import DISK_NODE
 from space.model.errors import DeadlineExceeded, SandboxDied, SpaceError
 from space.model.rootd import SandboxOp, StartVmm
 from space.node import limits
@@ -84,6 +85,10 @@ class QemuMachine:
             await self._monitor().until_loaded()
         except SandboxDied as error:
             raise SandboxDied(f"the VMM of {self._op.sandbox} could not load its state", hint="rootd's log has what it said") from error
+
+    async def show_disk(self, mib: int) -> None:
+        """The disk is that large now. The guest, which goes on from a state with a smaller one, hears of it when it runs."""
+        await self._monitor().execute("block_resize", **{"node-name": DISK_NODE, "size": mib << 20})
 
     async def wait(self) -> str:
         """Until QEMU is gone, and why."""
@@ -203,6 +208,8 @@ class QemuVmm:
             await machine.attach()
             if restore:
                 await machine.until_loaded()
+                if plan.disk_mib:
+                    await machine.show_disk(plan.disk_mib)
         except BaseException:
             await to_the_end(self._end(machine), f"end the VMM of {plan.sandbox}")
             raise

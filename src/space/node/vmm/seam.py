@@ -12,13 +12,16 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class MachinePlan:
-    """What to boot. The sandbox's files and slot exist already."""
+    """What to boot. The sandbox's files and slot exist already. disk_mib: of a restore, where the sandbox's disk is larger than its
+    snapshot's: how large.
+    """
 
     sandbox: str
     generation: int
     cpus: int
     memory_mib: int
     accelerator: str
+    disk_mib: int = 0
 
 
 @dataclass(frozen=True, slots=True)
