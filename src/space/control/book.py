@@ -240,13 +240,13 @@ class Book:
         record, before = entry.record, entry.told
         told = [*self._news(entry), *news]
         future = self._hand_over(record.tenant, lambda connection: records.save(connection, record), told)
-        future.add_done_callback(partial(self._stored, asyncio.get_running_loop(), entry, before))
+        future.add_done_callback(partial(self._stored, asyncio.get_running_loop(), entry, before if before is not record.phase else None))
 
-    def _stored(self, loop: asyncio.AbstractEventLoop, entry: Entry, before: Phase, future: Future[Any]) -> None:
-        """On the writing thread. What was not stored was not told either: the next change tells of it."""
+    def _stored(self, loop: asyncio.AbstractEventLoop, entry: Entry, before: Phase | None, future: Future[Any]) -> None:
+        """On the writing thread. What was not stored was not told either: the next change tells of it. before: None where no phase was."""
         if future.exception() is not None:
             _log_failure(future)
-            if not loop.is_closed():
+            if before is not None and not loop.is_closed():
                 loop.call_soon_threadsafe(setattr, entry, "told", before)
 
     def _news(self, entry: Entry) -> list[News]:

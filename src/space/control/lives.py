@@ -343,7 +343,10 @@ class Lives:
         if record.phase in (Phase.RUNNING, Phase.FAILED):
             fields |= {"rest": "", "rest_reason": None}
         news = [News("rolled_back", record, checkpoint=wish.more)] if done and wish.request is Request.ROLLBACK else []
-        self._book.move(entry, *news, **fields)
+        if wish.durable:
+            self._book.move(entry, *news, **fields)
+        else:  # it was never stored, and the phase was, with who put it to rest
+            self._book.set(entry, **fields)
 
     def _fell_back(self, entry: Entry, wish: Wish) -> SpaceError:
         record = entry.record
