@@ -172,15 +172,14 @@ class Outside:
 
     # -- the node --------------------------------------------------------------------------------------------------
     async def _ask(self, asked: Asked) -> bool:
-        if len(self._asks) >= MOST_ASKS or not self._ask_rate.take(time.monotonic()):
+        path = shown(asked)
+        if path is None or len(self._asks) >= MOST_ASKS or not self._ask_rate.take(time.monotonic()):
             return False
         number = talk.new_ask()
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._asks[number] = future
         verdict = self.ruling.stack.request(asked)
         rule = verdict.rule.name if isinstance(verdict, Allow) and verdict.rule is not None else ""
-        keys = query_keys(asked.path)
-        path = asked.path.text + ("?" + "&".join(keys) if keys else "")
         self._say(
             talk.Ask(
                 ask=number,
@@ -188,7 +187,7 @@ class Outside:
                 port=asked.port,
                 scheme=asked.scheme,
                 method=asked.method[:64],
-                path=path[: talk.MOST_PATH],
+                path=path,
                 rule=rule[:256],
             )
         )
@@ -255,6 +254,17 @@ class Outside:
     def _alone(self) -> None:
         """The zygote is gone; the kernel ends this process at that moment as well."""
         os._exit(0)
+
+
+def shown(asked: Asked) -> str | None:
+    """What a person reads of it: the path, and the keys of the query. None: not all of it fits, and nobody agrees to what is not shown."""
+    keys = query_keys(asked.path)
+    path = asked.path.text + ("?" + "&".join(keys) if keys else "")
+    parts = [part for part in (asked.path.query or "").split("&") if part]
+    whole = len(keys) == len(parts) and all(
+        key == "(no key)" or part.partition("=")[0] == key for key, part in zip(keys, parts, strict=True)
+    )
+    return path if whole and len(path) <= talk.MOST_PATH else None
 
 
 def read_all(descriptor: int) -> bytes:

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from hpack import Encoder
 
+from space.core.policy.paths import normalise
 from space.core.policy.verdict import Asked
 from space.core.wire.http2frames import PREFACE
+from space.gateway.outside import shown
 from space.gateway.peer import HIGH_WATER, Peer
 from space.gateway.surroundings import Limits
 from space.testing.egressh2 import serve_h2
@@ -105,6 +107,16 @@ def test_a_request_that_waits_for_its_upstream_is_not_sent_by_a_policy_that_is_o
             assert upstream.heads == []
 
     run(main()) if version == "http/1.1" else None
+
+
+def test_nobody_is_asked_to_agree_to_what_is_not_shown_whole() -> None:
+    def asked(target: str) -> str | None:
+        return shown(Asked(ALLOWED, 443, "https", "GET", normalise(target.encode())))
+
+    assert asked("/a/b?x=1&y=2&flag") == "/a/b?x&y&(no key)"
+    assert asked("/" + "a" * 3000) is None
+    assert asked("/a?" + "&".join(f"k{number}=1" for number in range(33))) is None
+    assert asked("/a?" + "k" * 65 + "=1") is None
 
 
 # -- budgets -------------------------------------------------------------------------------------------------------------

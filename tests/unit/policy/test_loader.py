@@ -155,6 +155,12 @@ def test_a_mistake_is_told_with_its_path(data: dict[str, Any], path: str) -> Non
     assert str(caught.value.notes[0])
 
 
+@pytest.mark.parametrize("version", [True, 1.0, "1", None])
+def test_a_version_is_the_number_and_nothing_like_it(version: object) -> None:
+    with pytest.raises(PolicyRefused):
+        load({"version": version})
+
+
 def test_every_mistake_is_told_at_once() -> None:
     with pytest.raises(PolicyRefused) as caught:
         load({"mode": "off", "rule": [{"host": "com"}, {"host": "a.example.com", "port": 0}]})
@@ -171,6 +177,7 @@ def test_every_mistake_is_told_at_once() -> None:
         ({"host": "a.example.com"}, False),
         ({"tcp": "a.example.com:1"}, True),
         ({"passthrough": "a.example.com"}, True),
+        ({"host": "\u0430llowed.example.com"}, True),  # its first letter is not Latin
     ],
 )
 def test_what_is_risky_is_said(row: dict[str, Any], warned: bool) -> None:

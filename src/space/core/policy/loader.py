@@ -102,7 +102,7 @@ class _Loader:
 
     def load(self, data: Mapping[str, Any]) -> Loaded:
         self._known(data, _TOP, "")
-        if data.get("version") != VERSION:
+        if type(data.get("version")) is not int or data["version"] != VERSION:  # neither true nor 1.0
             self._wrong("version", f"{data.get('version')!r} is not {VERSION}", f"write version = {VERSION}")
         mode = self._choice(data, "mode", "", get_args(Mode), "enforce")
         is_open = self._flag(data, "open", "")
@@ -283,6 +283,9 @@ class _Loader:
                 self._wrong(rule.name, said, "a port of a host speaks one of them")
 
     def _consider(self, rule: Rule, path: str) -> None:
+        foreign = [label for label in str(rule.host).split(".") if label.startswith("xn--")]
+        if foreign:  # as it is compared: what a reader sees may be one letter of another script away from another name
+            self._warn(path, f"an international name: it stands for {rule.host} and no other", "compare that with what was meant")
         capable = sorted(_CAPABLE & set(str(rule.host).split(".")))
         writes = rule.methods is None or rule.methods & _WRITING
         if rule.scheme == "passthrough":
