@@ -38,7 +38,7 @@ fn has_some(counts: &str) -> bool {
     tcp.and_then(|rest| rest.split(' ').next()) != Some("0")
 }
 
-/// Abort them: whoever waits for one gets `ECONNRESET`. How many were. In a child: it goes through every process's descriptors.
+/// Abort them: who reads from one gets `EPIPE` or `ECONNRESET`. How many were. In a child: it goes through every process's descriptors.
 pub fn abort(proc: BorrowedFd<'_>) -> io::Result<usize> {
     let inodes = find(proc)?;
     if inodes.is_empty() {
