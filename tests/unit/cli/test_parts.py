@@ -113,8 +113,9 @@ def test_permissions_are_written_and_read_as_by_ls_and_chmod() -> None:
 
 
 def test_idle_policies() -> None:
-    assert (idle_policy("90").action, idle_policy("90:delete").action, idle_policy("60:pause").seconds) == ("pause", "delete", 60)
-    for wrong in ("", "soon", "-1", "60:stop", "1.5"):
+    assert [idle_policy(f"90{more}").action for more in ("", ":delete", ":suspend", ":stop")] == ["pause", "delete", "suspend", "stop"]
+    assert idle_policy("60:pause").seconds == 60
+    for wrong in ("", "soon", "-1", "60:sleep", "1.5"):
         with pytest.raises(InvalidArgument):
             idle_policy(wrong)
 
