@@ -20,7 +20,7 @@ import pytest
 from space.config import snapshots as layout
 from space.core.plan import machine
 from space.host import process
-from space.model.errors import Conflict, Gone, InvalidArgument, SpaceError
+from space.model.errors import Conflict, Gone, InvalidArgument, NotFound, SpaceError
 from space.model.ids import new_sandbox_id, new_snapshot_id
 from space.model.rootd import BeginSnapshot, CreateSandbox
 from space.node.vmm.qemu import QemuMachine, QemuVmm
@@ -342,3 +342,47 @@ def test_what_was_taken_of_another_machine_is_refused_with_what_differs(host: Ro
                 host.ask(lambda client, one=one: client.destroy_sandbox(one.sandbox, 1))  # type: ignore[misc]
     path.write_text(json.dumps(good))
     _restored(host, name, 1)
+
+
+def _kill(host: RootHost, request: CreateSandbox) -> None:
+    async def dead(client: RootdClient, vmm: QemuVmm) -> None:
+        await client.kill_vmm(request.sandbox, request.generation)
+        while (found := await vmm.adopt(request.sandbox, request.generation)) is not None:
+            await found.wait()
+            await found.aclose()
+
+    _with(host, dead)
+
+
+def test_a_disk_is_renewed_for_the_next_generation_and_its_memory_is_dropped(host: RootHost) -> None:
+    request, name = _booted(host), new_snapshot_id()
+    _snapshot(host, request, SnapshotPlan(name, durable=True))
+    other = _restored(host, name, 1)
+    with pytest.raises(Conflict, match="lives"):
+        host.ask(lambda client: client.renew_sandbox(other.sandbox, 1, 2))
+    host.ask(lambda client: client.discard_snapshot(name))  # memory and disk of whoever has begun are its own
+    _kill(host, other)
+    directory = host.instance.sandboxes / other.sandbox
+    disk = (directory / "disk.img").stat()
+    for _ in range(2):
+        host.ask(lambda client: client.renew_sandbox(other.sandbox, 1, 2))
+    assert sorted(path.name for path in directory.iterdir()) == ["disk.img", "sandbox.json"]
+    assert ((directory / "disk.img").stat().st_ino, (directory / "disk.img").stat().st_uid) == (disk.st_ino, disk.st_uid)
+    again = CreateSandbox(other.sandbox, 2, 1, STAYS, 16, 64, 1)
+    os.close(host.start(again))
+    with pytest.raises(NotFound, match="cannot be followed by 1"):
+        host.ask(lambda client: client.renew_sandbox(other.sandbox, 3, 1))
+
+
+def test_a_snapshot_that_a_sandbox_has_still_to_begin_from_is_kept(host: RootHost) -> None:
+    request, name = _booted(host), new_snapshot_id()
+    _snapshot(host, request, SnapshotPlan(name, durable=True))
+    waiting = CreateSandbox(new_sandbox_id(), 1, 1, STAYS, 16, 64, 1, name)
+
+    async def make(client: RootdClient) -> None:
+        await client.create_slot(1)
+        await client.create_sandbox(waiting)
+
+    host.ask(make)
+    with pytest.raises(Conflict, match="is made of snapshot"):
+        host.ask(lambda client: client.discard_snapshot(name))

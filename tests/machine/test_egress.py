@@ -16,6 +16,7 @@ import pytest
 from space.core.policy import document
 from space.host import namespaces
 from space.model.ids import new_sandbox_id
+from space.rpc import life_api
 from space.rpc import node_api as api
 from space.rpc.session import Data, Message, Session
 from space.testing import leaks, machine
@@ -242,3 +243,31 @@ def test_what_was_decided_is_told_of_both_chains_and_is_whole(bare: BareInstance
         assert heads(place, ALLOWED)
 
     run(bare, work)
+
+
+def test_the_policy_of_now_holds_after_a_wake_and_not_the_one_that_it_was_suspended_under(bare: BareInstance, place: Town) -> None:
+    async def ends(session: Session, verb: str, asked: msgspec.Struct) -> api.SandboxState:
+        async with await session.open(verb, asked, finish=True) as stream:
+            return [msgspec.msgpack.decode(each.payload, type=api.SandboxState) async for each in stream if isinstance(each, Message)][-1]
+
+    async def work(session: Session) -> None:
+        first, second = policy({"host": ALLOWED}), policy({"host": OTHER})
+        sandbox = (await create(session, first)).sandbox
+        assert (await get(session, sandbox, ALLOWED))[0] == "200"
+        held = api.Exec(sandbox, ["python3", "-u", "-c", HOLD, ALLOWED], attach=False, process="pr-00000000000000aa")
+        await session.call("exec", held)
+        assert (await ends(session, "suspend", api.Target(sandbox))).phase == "suspended"
+        digest = await put(session, second)
+        await session.call("set_policy", api.SetPolicy(sandbox, digest, 2))
+        woken = await ends(session, "wake", life_api.Wake(sandbox=sandbox, generation=2, policy=digest, policy_generation=3))
+        assert (woken.phase, woken.egress.policy, woken.egress.policy_generation) == ("running", digest, 3), woken.reason
+        seen = heads(place, ALLOWED)
+        status, _ = await get(session, sandbox, ALLOWED)
+        assert status != "200"
+        assert (await get(session, sandbox, OTHER))[0] == "200"  # the first packet after the wake was answered, by the new policy
+        await asyncio.sleep(1)
+        assert heads(place, ALLOWED) == seen  # nor does a connection of the former life go on
+        await session.call("delete", api.Target(sandbox))
+
+    run(bare, work)
+    leaks.settle(lambda: leaks.of_sandboxes(bare.instance))

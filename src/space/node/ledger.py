@@ -125,6 +125,12 @@ class Record(msgspec.Struct, frozen=True):
     snapshot_bytes: int = 0
     checkpoints: list[Checkpoint] = []
     origin: str = ""  # the warm snapshot whose memory it maps
+    host: str = ""  # the name that rootd knows it by, where that is not its own: a clone that was made ahead has its name from then
+
+
+def host_name(record: Record) -> str:
+    """What rootd calls it."""
+    return record.host or record.sandbox
 
 
 class Ledger:

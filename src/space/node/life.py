@@ -22,7 +22,7 @@ from space.node.binding import Binding
 from space.node.edge import Edge
 from space.node.egress import Told
 from space.node.guest import Guest
-from space.node.ledger import Holding, Kind, Record
+from space.node.ledger import Holding, Kind, Record, host_name
 from space.node.stages import DEADLINES, Stage
 from space.node.surroundings import Surroundings
 from space.node.vmm.seam import Machine
@@ -31,16 +31,28 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+@dataclass(slots=True)
+class Ahead:
+    """A clone of a warm template that is nobody's yet: restored, imprinted, its processors stopped. name: rootd's, of generation 1."""
+
+    name: str
+    slot: int
+    edge: Edge
+    machine: Machine
+    guest: Guest
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """What a life begins from. snapshot: its files come from there; restore: its memory too. Neither: from the template's disk.
 
-    disk: from the disk that the sandbox has, of that generation.
+    disk: from the disk that the sandbox has, of that generation. ahead: from a clone that was made before anybody asked.
     """
 
     snapshot: str = ""
     restore: bool = False
     disk: int = 0
+    ahead: Ahead | None = None
 
 
 class Owner(Protocol):
@@ -64,7 +76,8 @@ class Life:
     def __init__(self, owner: Owner, around: Surroundings) -> None:
         self._owner = owner
         self._around = around
-        self.op = SandboxOp(owner.record.sandbox, owner.record.generation)
+        self.name = owner.record.sandbox
+        self.op = SandboxOp(host_name(owner.record), owner.record.generation)
         self.machine: Machine | None = None
         self.guest: Guest | None = None
         self.binding: Binding | None = None
@@ -79,7 +92,7 @@ class Life:
         """A guest that can be used, whose memory was taken at the gate. turned: called once it is its turn. Whatever was made when this
         raises is undone by `undo_all`, or by `free_compute` where its disk was there before.
         """
-        gate, name = self._around.gate, self.op.sandbox
+        gate, name = self._around.gate, self.name
         self._undo.callback(gate.leave, name)
         if origin.disk:
             self._owe_disk()
@@ -88,6 +101,9 @@ class Life:
             async with self._owner.stage(Stage.QUEUE):
                 await gate.turn(name, DEADLINES[Stage.QUEUE])
             turned()
+            if origin.ahead is not None:
+                await self._take_over(origin.ahead)
+                return
             await self._make(origin)
             if origin.restore:
                 await self._wake_up()
@@ -111,6 +127,33 @@ class Life:
                 await bound  # before anything of the guest runs
         self.has_place = True
         await self._spawn(origin)
+
+    async def _take_over(self, ahead: Ahead) -> None:
+        """A clone that was made ahead, imprinted, and stands still: its slot, files, VMM and channel are this life's from now on."""
+        record, around = self._owner.record, self._around
+        async with self._owner.stage(Stage.SLOT):
+            around.ledger.hold(Holding(Kind.SLOT, str(ahead.slot), record.sandbox, record.generation, record.tenant))
+            self.slot = ahead.slot
+            self._undo.push_async_callback(around.releases.slot, ahead.slot)
+            for kind, release in ((Kind.FILES, self._remove_files), (Kind.VMM, self._end_vmm)):
+                self._hold(kind)
+                self._undo.push_async_callback(release)
+            self.take(ahead.machine)
+            self.guest = ahead.guest
+            self._undo.push_async_callback(self.guest.aclose)
+        binding = self.bind(ahead.edge)
+        self._undo.push_async_callback(self._end_egress)
+        async with self._owner.stage(Stage.EGRESS):
+            await binding.begin()  # before anything of the guest runs
+        self.has_place = True
+        async with self._owner.stage(Stage.RESUME):
+            await ahead.machine.resume()
+            ahead.guest.release()
+        self._owner.connected(ahead.guest)
+        async with self._owner.stage(Stage.CLAIM):
+            await self.while_alive(ahead.guest.claim(record.env))
+        async with self._owner.stage(Stage.CONFIGURE):
+            await self.while_alive(ahead.guest.configure(hostname=record.sandbox, env=record.env))
 
     async def _spawn(self, origin: Origin) -> None:
         vmm = self._around.vmm
@@ -147,7 +190,7 @@ class Life:
         rootd = self._around.rootd
         if origin.disk:
             self._unsure = origin.disk != record.generation
-            await rootd.renew_sandbox(record.sandbox, origin.disk, record.generation)
+            await rootd.renew_sandbox(self.op.sandbox, origin.disk, record.generation)
             self._unsure = False
             return
         self._hold(Kind.FILES)
@@ -182,7 +225,7 @@ class Life:
         self._undo.push_async_callback(around.releases.slot, slot)
         (edge or await around.slots.make(slot, literal=False)).close()
         await self._make_files(record, Origin(snapshot))
-        await around.rootd.renew_sandbox(record.sandbox, record.generation, record.generation)
+        await around.rootd.renew_sandbox(self.op.sandbox, record.generation, record.generation)
         await around.releases.namespace(slot)
 
     # -- parts that others use -----------------------------------------------------------------------------------
@@ -236,13 +279,13 @@ class Life:
 
     def owe_everything(self) -> None:
         """What a node before this one may have made, in the order of `prepare`."""
-        self._undo.callback(self._around.gate.leave, self.op.sandbox)
+        self._undo.callback(self._around.gate.leave, self.name)
         self._owe_disk()
         self._undo.push_async_callback(self._end_egress)
         self._undo.push_async_callback(self._end_vmm)
 
     def _owe_disk(self) -> None:
-        self.slot = self._around.ledger.slot_of(self.op.sandbox)
+        self.slot = self._around.ledger.slot_of(self.name)
         if self.slot is not None:
             self._undo.push_async_callback(self._around.releases.slot, self.slot)
         self._undo.push_async_callback(self._remove_files)
@@ -257,7 +300,7 @@ class Life:
         await self._end_egress()
         if self.slot is not None:
             await self._around.releases.namespace(self.slot)
-        self._around.gate.leave(self.op.sandbox)
+        self._around.gate.leave(self.name)
         self.guest = self.machine = self.binding = None
 
     async def undo_all(self) -> None:
@@ -282,7 +325,7 @@ class Life:
         await self._around.releases.vmm(self.op)
 
     async def _end_egress(self) -> None:
-        await self._around.releases.egress(self.op)
+        await self._around.releases.egress(SandboxOp(self.name, self.op.generation))
 
     async def _remove_files(self) -> None:
         await self._around.releases.files(self.op)
@@ -293,4 +336,4 @@ class Life:
 
     def _hold(self, kind: Kind) -> None:
         record = self._owner.record
-        self._around.ledger.hold(Holding(kind, record.sandbox, record.sandbox, record.generation, record.tenant))
+        self._around.ledger.hold(Holding(kind, self.op.sandbox, record.sandbox, record.generation, record.tenant))

@@ -35,6 +35,7 @@ class LifeVerbs:
             "rollback": self._rollback,
             "fork": self._fork,
             "bake": self._bake,
+            "template_snapshot": self._template_snapshot,
         }
 
     def _find(self, sandbox: str) -> Sandbox:
@@ -96,6 +97,10 @@ class LifeVerbs:
     async def _bake(self, stream: Stream, request: bytes) -> None:
         await self._node.bake(decode(life_api.Bake, request))
         await stream.send_message(api.Done(), last=True)
+
+    async def _template_snapshot(self, stream: Stream, request: bytes) -> None:
+        manifest = await self._node.keep_as_template(decode(life_api.TemplateSnapshot, request))
+        await stream.send_message(self._node.templates.info(manifest), last=True)
 
     async def _through(self, stream: Stream, sandbox: Sandbox, work: Coroutine[Any, Any, api.SandboxState]) -> None:
         """Do it, and tell every phase on the way. It goes on when whoever asked leaves."""

@@ -29,6 +29,10 @@ SYNC = 20.0
 HALT = 30.0
 # Undoing waits until it is done, however long; this only names a host that takes so long.
 UNDO = 3600.0
+# Clones that are made ahead of a template: as many as were asked for within the last minute, and at most so many. A minute after the last
+# they go.
+AHEAD = 4
+AHEAD_SECONDS = 60.0
 # A node that has just been started and that nobody asks for anything makes its usual template warm; one that boots others waits with it.
 WARM_AFTER = 5.0
 # A SIGKILLed VMM is gone in milliseconds, unless the kernel writes out its memory or the disk hangs.

@@ -27,6 +27,7 @@ from space.core.lifecycle import recovery
 from space.core.lifecycle.table import Accept, Ignore, Refuse, Request, answer
 from space.model.errors import Conflict, Gone, Internal, NotFound, SandboxDied, SpaceError
 from space.model.ids import new_snapshot_id
+from space.model.rootd import KeepTemplate
 from space.model.sandbox import Phase
 from space.node import limits, steps
 from space.node.egress import Told, Traffic
@@ -94,7 +95,7 @@ class Lives:
         return origin
 
     async def _adopt(self) -> None:
-        machine = await self._around.vmm.adopt(self.record.sandbox, self.record.generation)
+        machine = await self._around.vmm.adopt(self._life.op.sandbox, self.record.generation)
         if machine is None:
             raise SandboxDied(recovery.VMM_DIED)
         life = self._life
@@ -240,6 +241,7 @@ class Lives:
     async def _stop_suspended(self) -> None:
         """Its disk is taken out of the snapshot, its memory is dropped, and nothing is booted."""
         snapshot = self.record.snapshot
+        self.record = msgspec.structs.replace(self.record, host="")
         self._life = Life(self, self._around)
         try:
             async with self.stage(Stage.DISK):
@@ -296,6 +298,7 @@ class Lives:
             "env": before.env if asked.env is None else asked.env,
             "start": "restore" if snapshot and not cold else "cold",
             "origin": "",
+            "host": "" if snapshot else before.host,
         }
         try:
             if checkpoint is not None:
@@ -378,6 +381,21 @@ class Lives:
         except BaseException:
             self._let_go_of(plan.snapshot)  # it may be there, and nobody will name it
             raise
+
+    async def _keep_disk(self, asked: KeepTemplate) -> None:
+        paused, life = self.record.phase is Phase.PAUSED, self._life
+        assert life.machine is not None and life.guest is not None, "it lives"  # noqa: PT018
+        if not paused:
+            async with self.stage(Stage.SYNC):
+                await life.while_alive(life.guest.prepare_snapshot())
+            life.guest.hold()
+            await life.machine.pause()
+        try:
+            await self._around.rootd.keep_template(asked)
+        finally:
+            if not paused:
+                await life.machine.resume()
+                life.guest.release()
 
     async def drop_checkpoint(self, name: str) -> None:
         """It is gone; idempotent."""

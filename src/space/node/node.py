@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -27,7 +29,7 @@ from space.node import builder, limits, probe
 from space.node.builder import Builds
 from space.node.bundles import Bundles
 from space.node.guest import environment_fits
-from space.node.ledger import Baked, Record, Size
+from space.node.ledger import Baked, Record, Size, host_name
 from space.node.life import Origin
 from space.node.sandbox import Instant, Sandbox
 from space.node.surroundings import Surroundings
@@ -35,7 +37,7 @@ from space.node.templates import Templates
 from space.node.vmm.seam import SnapshotPlan
 from space.node.warm import TENANT as TENANT_WARM
 from space.node.warm import Warm
-from space.rpc.life_api import Bake, Child, Fork
+from space.rpc.life_api import Bake, Child, Fork, TemplateSnapshot
 from space.rpc.node_api import Create, Exec, NodeInfo, SandboxState, Target
 
 log = logging.getLogger(__name__)
@@ -67,11 +69,27 @@ class Node:
         disk = asked.disk_mib or max(DEFAULT_DISK_MIB, -(-manifest.disk_bytes // MIB))
         await self.warm.bake(Size(manifest.digest, asked.cpus, asked.memory_mib, disk, verdict.accelerator))
 
+    async def keep_as_template(self, asked: TemplateSnapshot) -> TemplateManifest:
+        """A sandbox's disk of this instant is a template of its tenant, which begins as the sandbox's own. It is baked once it was used."""
+        sandbox = self.find(Target(asked.sandbox))
+        record = sandbox.record
+        try:
+            template_name(asked.name)
+        except ValueError as error:
+            raise InvalidArgument(str(error)) from None
+        base = self._store.template_by_digest(record.digest)
+        kept = replace(
+            base, name=asked.name, digest=asked.digest, kind="template", tenant=record.tenant, created_us=time.time_ns() // 1000,
+            source=f"sandbox {record.sandbox}",
+        )  # fmt: skip
+        await sandbox.keep_disk(asked.digest, kept.settings())
+        return self._store.template_by_digest(asked.digest)
+
     def _boots(self) -> bool:
         return any(each.phase in (Phase.REQUESTED, Phase.PREPARING, Phase.WAKING, Phase.STARTING) for each in self._sandboxes.values())
 
     def _origins(self) -> list[str]:
-        return [each.record.origin for each in self._sandboxes.values() if each.record.origin]
+        return [each.record.origin for each in self._sandboxes.values() if each.record.origin] + self.warm.pool.origins()
 
     # -- sandboxes -----------------------------------------------------------------------------------------------
 
@@ -94,9 +112,15 @@ class Node:
             return there
         if self.templates.is_low:
             self._in_background(self.templates.make_room())
-        self._enter(asked.sandbox, asked.memory_mib)
         size = Size(manifest.digest, asked.cpus, asked.memory_mib, asked.disk_mib, verdict.accelerator)
         baked = self.warm.find(size)
+        ahead = self.warm.pool.take(size) if baked and asked.generation == 1 else None
+        try:
+            self._enter(asked.sandbox, asked.memory_mib)  # what was made ahead gave its memory back for this
+        except BaseException:
+            if ahead is not None:
+                self.warm.pool.put_away(ahead)
+            raise
         record = Record(
             sandbox=asked.sandbox,
             tenant=asked.tenant,
@@ -113,12 +137,19 @@ class Node:
             cwd=manifest.cwd,
             policy=asked.policy,
             policy_generation=asked.policy_generation,
-            start="warm" if baked else "cold",
+            start="pool" if ahead else "warm" if baked else "cold",
             origin=baked.snapshot if baked else "",
+            host=ahead.name if ahead else "",
         )
         if baked:
             self.around.archive.of(asked.sandbox).inherit(baked.heads)
-        sandbox = self._keep(Sandbox.create(record, self.around, Origin(baked.snapshot, restore=True) if baked else Origin()))
+        origin = Origin(baked.snapshot, restore=True, ahead=ahead) if baked else Origin()
+        try:
+            sandbox = self._keep(Sandbox.create(record, self.around, origin))
+        except BaseException:
+            if ahead is not None:
+                self.warm.pool.put_away(ahead)
+            raise
         sandbox.when("opened", lambda: self._came_up(sandbox, size, baked))
         return sandbox
 
@@ -189,6 +220,7 @@ class Node:
             snapshot_bytes=0,
             checkpoints=[],
             origin="",
+            host="",
         )
         self.around.archive.of(child.sandbox).inherit(parent.processes.heads(instant.kept))
         return self._keep(Sandbox.create(record, self.around, Origin(instant.snapshot, restore=True)))
@@ -312,7 +344,7 @@ class Node:
         found = await self.around.rootd.describe()
         rows = [
             Row(
-                record.sandbox,
+                host_name(record),
                 record.generation,
                 record.phase,
                 self.around.ledger.slot_of(record.sandbox),
@@ -325,13 +357,14 @@ class Node:
         sandboxes = [Found(each.sandbox, each.generation, each.slot, each.alive) for each in found.sandboxes]
         there = await self.around.rootd.list_snapshots()
         snapshots = [each.snapshot for each in there if not each.shared]
+        by_host = {host_name(record): record for record in records.values()}
         steps = recovery.plan(rows, found.slots, sandboxes, snapshots)
         adopting: list[Sandbox] = []
         for step in steps:
             log.info("recovery: %s", step)
             match step:
                 case Adopt() | Fail() | Keep() | Rest() | Destroy():
-                    record = msgspec.structs.replace(records[step.row.sandbox], generation=step.row.generation)
+                    record = msgspec.structs.replace(by_host[step.row.sandbox], generation=step.row.generation)
                     sandbox = self._keep(Sandbox.recover(record, self.around, step))
                     if isinstance(step, Adopt):
                         adopting.append(sandbox)
@@ -359,7 +392,7 @@ class Node:
             log.warning("%s: not taken over within %g s; that goes on", openings[opening].record.sandbox, limits.ADOPTIONS)
 
     def _drop_rows_of_nobody(self, records: dict[str, Record]) -> None:
-        for holding in self.around.ledger.holdings():
+        for holding in self.around.ledger.holdings():  # also of clones that were made ahead: they went with their node
             if holding.sandbox not in records and holding.sandbox not in self._sandboxes:
                 self.around.releases.row(holding.kind, holding.name)
 
@@ -380,7 +413,8 @@ class Node:
             sandbox.ask_delete()
         if half:
             await asyncio.wait({asyncio.ensure_future(sandbox.delete()) for sandbox in half}, timeout=seconds)
-        await asyncio.wait({asyncio.ensure_future(self.around.slots.drain())}, timeout=seconds)
+        endings = {asyncio.ensure_future(self.around.slots.drain()), asyncio.ensure_future(self.warm.pool.drain())}
+        await asyncio.wait(endings, timeout=seconds)
         self.around.releases.give_up()
         await self.around.egress.stop()
         self.around.history.stop()

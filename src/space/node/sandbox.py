@@ -24,6 +24,7 @@ from space.config import logs
 from space.core.lifecycle import recovery
 from space.core.lifecycle.table import Accept, Request
 from space.model.errors import Conflict, DeadlineExceeded, Gone, Internal, NoCapacity, NotFound, SandboxDied, SpaceError, Unavailable
+from space.model.rootd import KeepTemplate
 from space.model.sandbox import Phase
 from space.node import limits, steps
 from space.node.binding import Held
@@ -199,6 +200,10 @@ class Sandbox(Lives):
         await self._ask(Request.FORK, (plan, found))
         return found[0]
 
+    async def keep_disk(self, digest: str, settings: str) -> None:
+        """Its disk of this instant is a template of that digest; it stands still for that, and goes on."""
+        await self._ask(Request.CHECKPOINT, KeepTemplate(self._life.op.sandbox, self._life.op.generation, digest, settings))
+
     async def set_policy(self, policy: Held) -> None:
         """That policy holds, whether it runs or is paused; an older one than it has is ignored. See `Binding.change`."""
         self._verdict(Request.POLICY)
@@ -368,6 +373,8 @@ class Sandbox(Lives):
                 await self._switch(Request.RESUME)
             case Request.WAKE | Request.START | Request.ROLLBACK:
                 await self._wake(letter.about)
+            case Request.CHECKPOINT if isinstance(letter.about, KeepTemplate):
+                await self._keep_disk(letter.about)
             case Request.CHECKPOINT:
                 await self._checkpoint(letter.about)
             case Request.FORK:

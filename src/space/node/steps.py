@@ -13,7 +13,7 @@ from space.model.isolation import isolation
 from space.model.rootd import CreateSandbox
 from space.model.sandbox import Phase
 from space.node import limits
-from space.node.ledger import Record
+from space.node.ledger import Record, host_name
 from space.node.processes import Levels
 from space.node.shield import ended
 from space.node.vmm.console import last_lines
@@ -73,12 +73,13 @@ async def beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[as
 
 def files_of(record: Record, slot: int, snapshot: str = "") -> CreateSandbox:
     """What rootd is to make of it. snapshot: where its disk comes from, if not from its template."""
-    return CreateSandbox(record.sandbox, record.generation, slot, record.digest, record.disk_mib, record.memory_mib, record.cpus, snapshot)
+    name = host_name(record)
+    return CreateSandbox(name, record.generation, slot, record.digest, record.disk_mib, record.memory_mib, record.cpus, snapshot)
 
 
 def plan_of(record: Record) -> MachinePlan:
     """Its machine."""
-    return MachinePlan(record.sandbox, record.generation, record.cpus, record.memory_mib, record.accelerator)
+    return MachinePlan(host_name(record), record.generation, record.cpus, record.memory_mib, record.accelerator)
 
 
 def state_of(record: Record, levels: Levels, egress: EgressState, asks: list[PendingAsk]) -> SandboxState:

@@ -23,6 +23,7 @@ from space.model.sandbox import DEFAULT_CPUS, DEFAULT_DISK_MIB, DEFAULT_MEMORY_M
 from space.node import limits
 from space.node.board import Board
 from space.node.ledger import Baked, Record, Size
+from space.node.pool import Pool
 from space.node.sandbox import Sandbox
 from space.node.surroundings import Surroundings
 from space.node.vmm.seam import SnapshotPlan
@@ -45,6 +46,7 @@ class Warm:
         self._refused: set[Size] = set()  # that could not be baked: a create is not slowed down twice for it
         self._baking = asyncio.Lock()
         self._news = asyncio.Event()
+        self.pool = Pool(around, busy)
         self._tasks: set[asyncio.Task[None]] = set()
         self._wanted: set[Size] = set()
 
@@ -55,6 +57,7 @@ class Warm:
         found = self._ready.pop(size, None)
         if found is not None:
             self._ready[size] = found
+            self.pool.wanted(found)
         return found
 
     @property
@@ -74,10 +77,13 @@ class Warm:
         if found is not None and found.snapshot == snapshot:
             del self._ready[size]
             self._refused.add(size)
+            self.pool.let_go(size)
             self._in_background(self._forget(found), "forget")
 
     def make_room(self) -> bool:
         """Let the memory of what was not used for longest go; False when nothing is held."""
+        if self.pool.let_go():
+            return True
         if not self._ready:
             return False
         size = next(iter(self._ready))
@@ -101,6 +107,7 @@ class Warm:
     def look(self) -> None:
         """A sandbox has come up, come to rest, or is gone: what waits for that may begin, what only it needed may go."""
         self._news.set()
+        self.pool.look()
         self.tidy()
 
     async def _until_quiet(self) -> None:
@@ -218,6 +225,7 @@ class Warm:
 
     async def _forget(self, row: Baked) -> None:
         """Nothing is cloned of it any more; its files go with the last that was."""
+        self.pool.let_go(row.size)
         self._around.gate.give_back(row.snapshot)
         self._around.ledger.put_baked(Baked(row.snapshot, row.size, row.bytes, row.heads, retired=True))
         with suppress(SpaceError):

@@ -11,7 +11,7 @@
 | rollback | Rollback | as wake: the sandbox is what it was at that instant, and its present is lost |
 | fork | Fork | Forked, then SandboxState of every child as it goes through its phases; ends when each is running or failed |
 | bake | Bake | Done: there is a warm snapshot of that size, of which the next sandboxes are cloned |
-| template_snapshot | TemplateSnapshot | TemplateInfo: disk and memory of the sandbox are a template now, warm in its size |
+| template_snapshot | TemplateSnapshot | TemplateInfo: the disk of the sandbox, as it is, is a template now; it is warm once it was used |
 
 Every life begins with a generation that the sandbox has not had (control counts it up), and with the policy of now: what a snapshot
 knows of either is not asked. A repeat with the generation that it has joins that life. A life that cannot begin leaves the sandbox as

@@ -72,7 +72,7 @@ class Town:
         """The same, for a bare instance."""
         resolver, network = (self._address(_DNS_PORT),), (str(self.network),)
         return Settings(
-            accelerator="tcg", egress_resolvers=resolver, egress_reachable=network, egress_ca_file=str(self.authority)
+            accelerator="tcg", egress_resolvers=resolver, egress_reachable=network, egress_ca_file=str(self.authority), warm_templates=0
         )  # fmt: skip
 
     def serve(

@@ -239,6 +239,18 @@ async def test_children_have_the_past_in_common_and_an_identity_and_environment_
         await gone(sim, session, parent, *ends)
 
 
+async def test_a_running_sandbox_becomes_a_template_and_goes_on(tmp_path: Path) -> None:
+    async with node(tmp_path) as (sim, session):
+        sandbox, digest = await created(session), "ab" * 16
+        asked = life_api.TemplateSnapshot(sandbox=sandbox, name="mine", digest=digest)
+        made = msgspec.msgpack.decode(await session.call("template_snapshot", asked), type=api.TemplateInfo)
+        assert (made.digest, made.name, made.tenant) == (digest, "mine", "acme")
+        await session.call("noop", api.Target(sandbox))
+        other = msgspec.structs.replace(spec(), template="mine", digest=digest)
+        assert (await last(session, "create", other)).phase == "running"
+        await gone(sim, session, sandbox, other.sandbox)
+
+
 async def test_no_memory_is_taken_at_rest_and_a_wake_without_room_changes_nothing(tmp_path: Path) -> None:
     room = Capacity(memory_mib=512 + VMM_OVERHEAD_MIB, sandboxes=10, boots=10, queue=10)
     async with node(tmp_path, capacity=room) as (sim, session):
@@ -445,3 +457,33 @@ async def test_a_deletion_at_any_step_leaves_nothing(tmp_path: Path, way: str, s
             everyone = msgspec.msgpack.decode(await session.call("list", api.Empty()), type=api.SandboxList).sandboxes
             await gone(sim, session, *(each.sandbox for each in everyone))
             assert sim.host.leftovers() == []
+
+
+@pytest.mark.parametrize(("way", "stage", "when"), MATRIX, ids=[f"{way}-{stage}-{when}" for way, stage, when in MATRIX])
+async def test_a_vmm_that_dies_at_any_step_loses_nothing_that_is_stored(tmp_path: Path, way: str, stage: Stage, when: str) -> None:
+    hold = Hold(stage, when, armed=False)
+    async with node(tmp_path, trace=hold) as (sim, session):
+        sandbox = await _before(session, way)
+        await quiet(sim)
+        hold.armed = True
+        asking = asyncio.ensure_future(states(session, *_asked(sandbox, way)))
+        async with asyncio.timeout(10):
+            await hold.reached.wait()
+        hold.armed = False
+        for files in list(sim.host.sandboxes.values()):
+            if files.vmm is not None:
+                files.vmm.die("it crashed")
+        hold.go.set()
+        await asyncio.gather(asking, return_exceptions=True)
+        await until(lambda: found(sim, sandbox).phase in ("running", "suspended", "stopped", "failed") and settled(sim, sandbox))
+        assert (await last(session, "wake", wake(sandbox, 9))).phase == "running"
+        await session.call("noop", api.Target(sandbox))
+        everyone = msgspec.msgpack.decode(await session.call("list", api.Empty()), type=api.SandboxList).sandboxes
+        await gone(sim, session, *(each.sandbox for each in everyone))
+
+
+def settled(sim: MemoryNode, sandbox: str) -> bool:
+    """Whether its phase is what its machine is."""
+    vmm, phase = sim.host.vmm(sandbox), found(sim, sandbox).phase
+    alive = vmm is not None and vmm.alive
+    return alive if phase == "running" else not alive and sandbox not in sim.node.around.gate._admission.held

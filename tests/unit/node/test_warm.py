@@ -12,11 +12,19 @@ from tests.unit.node.test_lives import Hold, created, found, guest_of, last, nod
 from space.core.lifecycle.admission import Capacity
 from space.core.plan.machine import VMM_OVERHEAD_MIB
 from space.model.errors import Internal
+from space.node import limits
 from space.node.stages import RESTORED, Stage
 from space.rpc import life_api
 from space.rpc import node_api as api
+from space.rpc.session import Session
 from space.testing.memoryhost import MemoryHost
 from space.testing.memorynode import MemoryNode
+
+
+@pytest.fixture(autouse=True)
+def no_clones_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "ahead" not in request.node.name:
+        monkeypatch.setattr(limits, "AHEAD", 0)
 
 
 def baked(sim: MemoryNode) -> list[str]:
@@ -126,3 +134,76 @@ async def test_a_node_that_is_killed_while_it_clones_leaves_nothing_of_the_clone
             await quiet(sim)
             assert {each.split()[0] for each in sim.host.leftovers()} == {"snapshot", "memory"}
             assert first in {each.sandbox for each in listed}
+
+
+async def _with_one_ahead(sim: MemoryNode, session: Session) -> str:
+    """A warm size of which clones are made ahead, with a sandbox that lives."""
+    await session.call("bake", life_api.Bake(tenant="acme", template="base", cpus=1, memory_mib=512, disk_mib=2048))
+    first = await last(session, "create", spec())
+    assert first.start == "warm"
+    await until(lambda: sim.node.warm.pool.ready == 1)
+    return first.sandbox
+
+
+async def test_a_clone_that_was_made_ahead_is_claimed_and_lives_as_any_other(tmp_path: Path) -> None:
+    async with node(tmp_path, warm=4) as (sim, session):
+        first = await _with_one_ahead(sim, session)
+        starts = sim.host.calls.count("start_vmm")
+        state = await last(session, "create", spec())
+        assert (state.phase, state.start) == ("running", "pool"), state.reason
+        assert sim.host.calls.count("start_vmm") <= starts + 1  # of the next one
+        name = found(sim, state.sandbox).record.host
+        guest = guest_of(sim, name)
+        assert guest.configured is not None
+        assert (guest.configured.hostname, guest.configured.env) == (state.sandbox, [(b"GREETING", b"hi")])
+        await session.call("noop", api.Target(state.sandbox))
+        await session.call("metrics", api.Target(state.sandbox))
+        await last(session, "stop", api.Target(state.sandbox))
+        assert (await last(session, "wake", wake(state.sandbox, 2))).start == "cold"
+        await last(session, "suspend", api.Target(state.sandbox))
+        assert (await last(session, "wake", wake(state.sandbox, 3))).start == "restore"
+        assert name not in sim.host.sandboxes
+        for sandbox in (first, state.sandbox):
+            await session.call("delete", api.Target(sandbox))
+        await sim.node.stop(5)
+        assert {each.split()[0] for each in sim.host.leftovers()} == {"snapshot", "memory"}
+
+
+async def test_a_node_that_is_killed_with_clones_ahead_is_followed_by_one_that_undoes_them_and_keeps_the_claimed(tmp_path: Path) -> None:
+    async with MemoryNode(tmp_path, warm=4) as sim:
+        async with sim.connected() as session:
+            first = await _with_one_ahead(sim, session)
+            claimed = await last(session, "create", spec())
+            assert claimed.start == "pool"
+            await until(lambda: sim.node.warm.pool.ready == 2)
+        sim.crash()
+        await sim.start()
+        async with sim.connected() as session:
+            await session.call("noop", api.Target(claimed.sandbox))
+            await until(lambda: len(sim.host.sandboxes) == 2 and len(sim.host.slots) == 2)
+            for sandbox in (first, claimed.sandbox):
+                await session.call("delete", api.Target(sandbox))
+            await quiet(sim)
+            assert {each.split()[0] for each in sim.host.leftovers()} == {"snapshot", "memory"}
+            assert sim.node.around.ledger.holdings() == []
+
+
+async def test_a_clone_ahead_that_has_died_is_not_missed(tmp_path: Path) -> None:
+    async with node(tmp_path, warm=4) as (sim, session):
+        await _with_one_ahead(sim, session)
+        for name in [each for each in sim.host.sandboxes if each not in {one.sandbox for one in await listed(session)}]:
+            vmm = sim.host.vmm(name)
+            assert vmm is not None
+            vmm.die("it crashed")
+        assert (await last(session, "create", spec())).phase == "running"
+
+
+async def test_clones_ahead_give_way_to_a_sandbox(tmp_path: Path) -> None:
+    room = Capacity(memory_mib=2 * (512 + VMM_OVERHEAD_MIB) + 64, sandboxes=10, boots=10, queue=10)
+    async with node(tmp_path, warm=4, capacity=room) as (sim, session):
+        await _with_one_ahead(sim, session)
+        assert (await last(session, "create", spec(memory_mib=256))).phase == "running"
+
+
+async def listed(session: Session) -> list[api.SandboxState]:
+    return msgspec.msgpack.decode(await session.call("list", api.Empty()), type=api.SandboxList).sandboxes
