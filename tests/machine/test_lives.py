@@ -223,7 +223,8 @@ def test_a_sandbox_of_a_warm_template_is_a_clone_in_a_fraction_of_a_boot_and_ano
         first = time.monotonic() - began
         assert cold.start == "cold"
         await host.session.call("bake", life_api.Bake(tenant="acme", template="base", cpus=1, memory_mib=256, disk_mib=2048))
-        clones, took = [], []
+        clones: list[api.SandboxState] = []
+        took: list[float] = []
         while len(took) < 3:
             began = time.monotonic()
             state = await host.create()

@@ -33,6 +33,8 @@ UNDO = 3600.0
 # they go.
 AHEAD = 4
 AHEAD_SECONDS = 60.0
+# After a create: who makes one makes another, or runs a first command, and is not to share the processor with what nobody waits for.
+AHEAD_QUIET = 2.0
 # A node that has just been started and that nobody asks for anything makes its usual template warm; one that boots others waits with it.
 WARM_AFTER = 5.0
 # A SIGKILLed VMM is gone in milliseconds, unless the kernel writes out its memory or the disk hangs.

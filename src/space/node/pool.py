@@ -40,6 +40,7 @@ class Pool:
         self._baked: dict[Size, Baked] = {}
         self._asked: dict[Size, deque[float]] = {}
         self._filling: asyncio.Task[None] | None = None
+        self._begin: asyncio.TimerHandle | None = None
         self._making: Size | None = None
         self._rest: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -67,7 +68,13 @@ class Pool:
         return ahead
 
     def look(self) -> None:
-        """Something has changed: make what is missing, while nothing is on its way."""
+        """Something has changed: make what is missing, once nothing has been on its way for a moment."""
+        if self._begin is not None:
+            self._begin.cancel()
+        self._begin = None if self._over else asyncio.get_running_loop().call_later(limits.AHEAD_QUIET, self._refill)
+
+    def _refill(self) -> None:
+        self._begin = None
         if not self._over and (self._filling is None or self._filling.done()) and not self._busy():
             self._filling = asyncio.create_task(self._fill(), name="clones made ahead")
 
@@ -95,8 +102,9 @@ class Pool:
     async def drain(self) -> None:
         """The node is ending."""
         self._over = True
-        if self._rest is not None:
-            self._rest.cancel()
+        for timer in (self._rest, self._begin):
+            if timer is not None:
+                timer.cancel()
         if self._filling is not None:
             self._filling.cancel()
             await asyncio.wait({self._filling})

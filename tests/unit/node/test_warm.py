@@ -25,6 +25,7 @@ from space.testing.memorynode import MemoryNode
 def no_clones_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "ahead" not in request.node.name:
         monkeypatch.setattr(limits, "AHEAD", 0)
+    monkeypatch.setattr(limits, "AHEAD_QUIET", 0.01)
 
 
 def baked(sim: MemoryNode) -> list[str]:
