@@ -295,10 +295,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("method-override", "    if override is not None and _narrowed(stack, asked):", "    if False:", _REQUESTS),
         (
             "forwarded-host",
-            "    kept = [field for field in request_end_to_end(fields, options) if field[0] not in dropped]",
-            "    kept = [*request_end_to_end(fields, options)]",
+            "if field[0] not in dropped and not telling.is_dropped(field[0])]",
+            "]",
             _REQUESTS,
         ),
+    ),
+    *_of(
+        "what a policy asks and limits holds for what is under way",
+        "gateway.opaque",
+        ("unasked-stream", "            if self._ask:", "            if False:", "tests/unit/gateway/test_wall.py"),
+        ("standing-limit", "            self._limit(stack, verdict)", "            pass", "tests/unit/gateway/test_wall.py"),
+        quick=("unasked-stream",),
+    ),
+    *_of(
+        "spellings",
+        "gateway.telling",
+        ("underscores", '.decode("ascii").replace("_", "-") for', '.decode("ascii") for', "tests/unit/gateway/test_wall.py"),
     ),
     *_of(
         "address table",
