@@ -17,6 +17,7 @@ import msgspec
 import pytest
 import uvloop
 
+from space.config.settings import Settings
 from space.model.errors import BuildFailed, Conflict, NotFound
 from space.model.ids import new_sandbox_id
 from space.rpc import node_api as api
@@ -280,3 +281,34 @@ def test_hostile_image_is_refused_in_the_builder(bare: BareInstance) -> None:
         assert list(bare.instance.templates.iterdir()) == []
 
     run(bare, work)
+
+
+@pytest.fixture
+def keeping() -> Iterator[BareInstance]:
+    """A node that keeps templates warm."""
+    with bare_instance(*BESIDE_NODE, "node", settings=Settings(accelerator="tcg", warm_templates=1)) as one:
+        yield one
+
+
+@pytest.mark.timeout(200)
+def test_build_ends_warm_and_a_sandbox_of_it_is_a_clone_whose_start_command_runs_on(keeping: BareInstance) -> None:
+    recipe = (
+        'version = 1\nname = "counter"\nstart = "echo $$ > /tmp/begun; exec sleep 1000"\n[base]\ntemplate = "base"\n'
+        '[ready]\nrun = "test -s /tmp/begun"\n[hooks]\n10-note = "#!/bin/sh\\necho restored > /tmp/restored\\n"\n'
+    )
+
+    async def work(session: Session) -> None:
+        began = time.monotonic()
+        built, _, said = await build(session, api.TemplateBuild("acme", recipe), context())
+        print(f"built and warm in {time.monotonic() - began:.1f} s", said.decode())
+        began = time.monotonic()
+        asked = api.Create(new_sandbox_id(), "acme", 1, "counter", 1, 512, 2048, {}, digest=built.digest)
+        async with await session.open("create", asked) as stream:
+            await stream.close()
+            states = [msgspec.msgpack.decode(event.payload, type=api.SandboxState) async for event in stream]
+        print(f"created in {time.monotonic() - began:.2f} s")
+        assert (states[-1].phase, states[-1].start) == ("running", "warm")
+        sandbox = states[-1].sandbox
+        assert await output(session, sandbox, "sh", "-c", "cat /tmp/restored; cat /proc/$(cat /tmp/begun)/comm") == "restored\nsleep\n"
+
+    run(keeping, work)

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from space.config.manifest import TemplateManifest
+from space.model.errors import SpaceError
+from space.model.sandbox import DEFAULT_CPUS, DEFAULT_MEMORY_MIB, DEFAULT_TEMPLATE
 from space.node.node import Node
 from space.node.process_verbs import decode, pages
 from space.rpc import node_api as api
+from space.rpc.life_api import Bake
 from space.rpc.session import Stream
+
+_NO_HOOK = (
+    b"warning: the template has a start command and no restore hook: where it is kept warm, its processes are copied as they are, "
+    b"random numbers that they have drawn included ([hooks] in the recipe; see docs/howto/templates.md)\n"
+)
 
 
 class TemplateVerbs:
@@ -26,8 +35,23 @@ class TemplateVerbs:
         }
 
     async def _build(self, stream: Stream, request: bytes) -> None:
-        manifest = await self._node.builds.build(stream, decode(api.TemplateBuild, request))
+        asked = decode(api.TemplateBuild, request)
+        manifest = await self._node.builds.build(stream, asked)
+        await self._warmed(stream, asked.tenant, manifest)
         await stream.send_message(self._node.templates.info(manifest), last=True)
+
+    async def _warmed(self, stream: Stream, tenant: str, manifest: TemplateManifest) -> None:
+        """Its guest that is up and ready, in the usual size, where this node keeps templates warm. It is there also where that fails."""
+        if manifest.start and not manifest.hooks:
+            await stream.send(_NO_HOOK, 1)
+        if not self._node.around.warm_templates:
+            return
+        try:
+            await self._node.bake(
+                Bake(tenant=tenant, template=DEFAULT_TEMPLATE, digest=manifest.digest, cpus=DEFAULT_CPUS, memory_mib=DEFAULT_MEMORY_MIB)
+            )
+        except SpaceError as error:
+            await stream.send(f"its sandboxes boot, for it cannot be kept warm: {error}\n".encode(), 1)
 
     async def _list(self, stream: Stream, request: bytes) -> None:
         asked = decode(api.Tenant, request)

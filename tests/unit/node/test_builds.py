@@ -234,3 +234,25 @@ async def test_node_that_is_killed_anywhere_in_a_build_leaves_no_builder_and_who
             assert told == (["1 cached"] if stage in late else ["1 begun", "1 done"])
             listed = msgspec.msgpack.decode(await session.call("templates", api.Tenant("acme")), type=api.TemplateList).templates
             assert [each.digest for each in listed if each.tenant] == [built.digest]
+
+
+async def test_build_ends_with_a_warm_guest_and_warns_of_processes_without_a_hook(tmp_path: Path) -> None:
+    started = _RUN.replace("[base]", 'start = ["sleep", "1000"]\n[base]')
+    async with MemoryNode(tmp_path, warm=4) as lab, lab.connected() as session:
+        built, _, said = await build(session, started)
+        assert b"warning: the template has a start command and no restore hook" in said
+        assert lab.node.warm.known == 1
+        _, steps, _ = await build(session, started)  # it is warm already
+        assert (steps, lab.node.warm.known) == (["1 cached"], 1)
+        hooked, _, said = await build(session, started + '[hooks]\n10-reseed = "#!/bin/sh\\n"\n')
+        assert b"warning" not in said
+        for digest in (built.digest, hooked.digest):
+            await session.call("template_drop", api.TemplateTarget("acme", digest))
+        assert lab.node.warm.known == 0
+
+
+async def test_template_that_cannot_be_kept_warm_is_a_template_all_the_same(tmp_path: Path) -> None:
+    async with MemoryNode(tmp_path, warm=4) as lab, lab.connected() as session:
+        lab.host.fail_next("hold_memory", NoCapacity("no memory is left"))
+        built, _, _ = await build(session, _RUN)
+        assert (built.name, lab.node.warm.known) == ("t", 0)
