@@ -31,13 +31,8 @@ from space.testing import machine
 # soon 429: that every route needs its key is a test of its own, over the table of routes.
 load_all_checks()
 _NOT_OURS: list[Any] = [CHECKS.get_one(name) for name in ("positive_data_acceptance", "ignored_auth")]
-# Answers that have no end by themselves: asked so that they have one.
-_ENDLESS: dict[str, dict[str, Any]] = {
-    "watch_files": {"path": "missing"},
-    "process_output": {"follow": False},
-    "events": {"follow": False},
-    "build_log": {"follow": False},
-}
+# An answer that has no end by itself, asked so that it has one; the others have it without `follow`.
+_ENDLESS: dict[str, dict[str, Any]] = {"watch_files": {"path": "missing"}}
 # What changes a sandbox that others use gets one of its own.
 _OF_ITS_OWN = ("delete_sandbox", "pause_sandbox", "resume_sandbox", "update_sandbox")
 
@@ -136,8 +131,10 @@ def _aim(case: Case[Any], place: Place) -> None:
         query.pop("tag", None)
     if "process" in parameters and chance and name != "delete_process":
         parameters["process"] = place.process
-    for wanted, value in _ENDLESS.get(name, {}).items():
-        query[wanted] = value
+    query.update(_ENDLESS.get(name, {}))
+    follows = any(each.get("name") == "follow" for each in case.operation.definition.raw.get("parameters", ()))
+    if follows and "/files" not in case.operation.path:  # of a file it is whether a link is followed
+        query["follow"] = False
     if (
         isinstance(case.body, dict)
         and "argv" in case.body

@@ -314,7 +314,6 @@ ROUTES: tuple[Route, ...] = (
             Query("after", "The `n` of the last line that is known", {"type": "integer", "minimum": 0, "default": 0}),
             Query("follow", "Until the build is over", {"type": "boolean", "default": False}),
         ),
-        reserved=True,
         audit=False,
     ),
     Route(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import time
 import tomllib
@@ -381,7 +382,9 @@ def everything(urls: list[str], words: str) -> list[Finding]:
         Finding("cargo", tuple(managers.cargo_downloads({"dl": urls[0] + "/{crate}"}, []))),
         managers.go(env),
         managers.go({"GOPROXY": words, "GOSUMDB": words}),
-        Finding("pip", links_of(managers.page_links("".join(f'<a href="{url}">' for url in urls), "https://i.example.com/"), "pip")),
+        Finding(
+            "pip", links_of(managers.page_links("".join(f'<a href="{html.escape(url)}">' for url in urls), "https://i.example.com/"), "pip")
+        ),
         Finding("npm", links_of(managers.tarballs({"versions": {"1": {"dist": {"tarball": urls[0]}}}}, "https://i.example.com/"), "x")),
     ]
 
@@ -395,6 +398,12 @@ def test_no_secret_of_a_configuration_is_in_the_preset_and_it_always_loads(urls:
         preset = made(found)
         assert all(rule.methods == frozenset({"GET", "HEAD"}) for rule in preset.rules)
         assert preset.guest.files == found.files
+
+
+@pytest.mark.parametrize("odd", ["#", '"', "'", "?", "/", "\\", "@", "%", ";"])
+def test_a_secret_that_looks_like_a_host_is_not_taken_for_one(odd: str) -> None:
+    for found in everything([f"https://{CANARY}.a{odd}@index.example.com/simple/"], ""):
+        assert CANARY.lower() not in preset_text(found).lower()
 
 
 @settings(deadline=None)

@@ -118,9 +118,12 @@ def _joined(base: str, links: Iterable[str]) -> list[str]:
     found = []
     for link in links:
         try:
-            found.append(urljoin(base, link).partition("#")[0])
+            url = urljoin(base, link)
         except ValueError:
             continue
+        before, _, fragment = url.partition("#")
+        if "@" not in fragment:  # else what stands before it may be a password, and not the host
+            found.append(before)
     return found
 
 
