@@ -391,7 +391,7 @@ MUTATIONS: tuple[Mutation, ...] = (
             "                error.strerror",
             "tests/unit/auditd/test_auditd.py",
         ),
-        ("sandbox-by-its-word", "            if record.sandbox == own or not own:", "            if 1:", "tests/unit/auditd/test_auditd.py"),
+        ("sandbox-by-word", "            if record.sandbox == own or not own:", "            if 1:", "tests/unit/auditd/test_auditd.py"),
     ),
     *_of(
         "audit: chains and heads",
