@@ -6,6 +6,13 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# What every change runs gives the same examples each time, so that a failure is the change's; the long tier looks for new ones. A deadline
+# of one example measures what else the machine does.
+settings.register_profile("every", deadline=None, derandomize=True)
+settings.register_profile("full", deadline=None, max_examples=500)
+settings.load_profile("every")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

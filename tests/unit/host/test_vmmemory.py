@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import mmap
 import os
+import pickle
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,37 +19,38 @@ from space.host.vmmemory import PAGE
 SIZE = 96 * PAGE
 
 
+# A program of its own: a child of the tests' process would have its threads' stacks, which look like a guest's memory too.
+_PROGRAM = """
+import ctypes, mmap, os, pickle, sys
+body, size, page, written = pickle.load(sys.stdin.buffer)
+if body is None:
+    area = mmap.mmap(-1, size + page, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(area))
+    ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + size), page, 0)
+else:
+    area = mmap.mmap(os.open(body, os.O_RDWR), size, mmap.MAP_PRIVATE)
+    area[5 * page]  # read, and so there, but the file's
+for at, data in written.items():
+    area[at * page : at * page + len(data)] = data
+os.write(1, b"x")
+os.read(0, 1)
+os._exit(0)
+"""
+
+
 @contextmanager
 def another(body: Path | None, written: dict[int, bytes]) -> Iterator[int]:
     """A process with a mapping of SIZE, private over a file or of its own with an inaccessible page behind it, in which it wrote pages."""
-    ready, told = os.pipe()
-    go, end = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        if body is None:
-            area = mmap.mmap(-1, SIZE + PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            import ctypes
-
-            address = ctypes.addressof(ctypes.c_char.from_buffer(area))
-            ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + SIZE), PAGE, 0)
-        else:
-            area = mmap.mmap(os.open(body, os.O_RDWR), SIZE, mmap.MAP_PRIVATE)
-            area[5 * PAGE]  # read, and so there, but the file's
-        for page, data in written.items():
-            area[page * PAGE : page * PAGE + len(data)] = data
-        os.write(told, b"x")
-        os.close(end)
-        os.read(go, 1)
-        os._exit(0)
-    os.close(go)
-    os.read(ready, 1)
-    try:
-        yield pid
-    finally:
-        os.close(end)
-        os.waitpid(pid, 0)
-        os.close(ready)
-        os.close(told)
+    with subprocess.Popen([sys.executable, "-I", "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        pickle.dump((None if body is None else str(body), SIZE, PAGE, written), process.stdin)
+        process.stdin.flush()
+        assert process.stdout.read(1) == b"x"
+        try:
+            yield process.pid
+        finally:
+            process.stdin.close()
 
 
 @pytest.mark.parametrize("seed", range(4))
