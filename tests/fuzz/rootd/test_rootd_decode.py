@@ -26,7 +26,7 @@ _VALID: dict[str, st.SearchStrategy[Any]] = {
     "settings": st.just("{}") | st.text(max_size=20),
     **dict.fromkeys(("literal", "force", "shared", "durable", "restore"), st.booleans()),
     "slot": st.integers(-2, SLOTS + 2),
-    "generation": st.integers(-2, 2**64),
+    **dict.fromkeys(("generation", "following"), st.integers(-2, 2**64)),
     "disk_mib": st.integers(0, (1 << 20) + 2),
     "memory_mib": st.integers(0, (1 << 20) + 2),
     "cpus": st.integers(0, 70),
@@ -76,6 +76,8 @@ def _must_be_an_operation_or_a_refusal(message: bytes) -> None:
     if isinstance(record, SandboxOp | CreateSandbox | StartVmm):
         assert re.fullmatch(r"sb-[a-z2-7]{20}", record.sandbox)
         assert 1 <= record.generation < 2**63
+    if "following" in asdict(record):
+        assert 1 <= asdict(record)["following"] < 2**63
     if isinstance(record, CreateSandbox):
         assert re.fullmatch(r"[0-9a-f]{16,64}", record.template)
         assert 1 <= record.disk_mib <= 1 << 20
