@@ -6,11 +6,10 @@ import importlib.metadata
 import json
 import shutil
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from tests.security.walled import Walled
+from tests.security.walled import PATIENCE, Walled
 
 from space.testing import townshops
 from space.testing.egresstown import Town
@@ -23,7 +22,6 @@ RULES = (
     {"host": GIT, "paths": ["/project.git/info/refs"], "methods": ["GET"]},
     {"host": GIT, "paths": ["/project.git/git-upload-pack"], "methods": ["POST"]},
 )
-PATIENCE = timedelta(seconds=15)  # after which a client that was refused must have given up
 _LIBRARIES = ("requests", "urllib3", "charset-normalizer", "certifi", "idna", "httpx", "httpcore", "h11", "anyio", "typing-extensions")
 _THERE = "/opt/libraries"
 
@@ -100,24 +98,14 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
-def _gave_up(guest: Walled, command: str, words: str) -> None:
-    """A command fails with these words, and stopped trying soon: by the records, so that a slow machine is no reason."""
-    began = guest.mark()
-    status, told = guest.sh(command)
-    assert words in told, told
-    assert status != 124, told
-    tries = [datetime.fromisoformat(one.at) for one in guest.reasons("name_not_allowed", "path_not_allowed", after=began, every=False)]
-    assert tries[-1] - tries[0] < PATIENCE, (len(tries), told)
-
-
 @pytest.mark.parametrize("program", CLIENTS)
 def test_a_program_fetches_what_is_allowed_and_gives_up_on_the_rest(guest: Walled, shops: Town, program: str) -> None:
     one = CLIENTS[program]
     guest.allow(*RULES)
     status, told = guest.sh(one.allowed[0])
     assert (status, one.allowed[1] in told) == (0, True), told
-    _gave_up(guest, *one.refused)
-    _gave_up(guest, *one.unlisted)
+    guest.gives_up(*one.refused)
+    guest.gives_up(*one.unlisted)
     assert shops.servers[UNLISTED].heads == []
     assert not [asked for asked in shops.zone.asked if asked[1] == UNLISTED]
     assert [record for record in guest.records() if record.kind == "request" and record.status == 403]

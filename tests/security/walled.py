@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from space.testing.egresstown import Town
 T = TypeVar("T")
 SCRIPTS = Path(__file__).with_name("guest")
 _THERE = "/root/attack/tests/security/guest"
+PATIENCE = timedelta(seconds=15)  # after which a client that was refused must have given up
 GET = "curl --silent --show-error --max-time 20 --output /tmp/body --write-out '%{http_code}'"
 
 
@@ -58,6 +60,15 @@ class Walled:
         """A shell's exit status and words, both streams."""
         result = self.sandbox.run(["sh", "-c", f"exec 2>&1; {script}"], user=user, timeout=seconds)
         return (124 if result.timed_out else result.exit_code if result.exit_code is not None else -1), result.text
+
+    def gives_up(self, script: str, words: str, *, seconds: float = 120) -> None:
+        """A shell fails with these words, and stopped trying soon: by the records, so that a slow machine is no reason."""
+        began = self.mark()
+        status, said = self.sh(script, seconds=seconds)
+        assert words in said, said
+        assert status != 124, said
+        tries = [datetime.fromisoformat(one.at) for one in self.reasons("name_not_allowed", "path_not_allowed", after=began, every=False)]
+        assert tries[-1] - tries[0] < PATIENCE, (len(tries), said)
 
     def get(self, url: str, *options: str) -> tuple[str, str]:
         """What curl was answered, or its words; and the body."""
