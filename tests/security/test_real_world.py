@@ -45,13 +45,17 @@ def discovered(manager: str) -> Found:
     reachable = set()
     for rule in said["rule"]:
         try:
-            addresses = {ip_address(entry[4][0]) for entry in socket.getaddrinfo(rule["host"], rule.get("port", 443), socket.AF_INET)}
-            socket.create_connection((rule["host"], rule.get("port", 443)), 10).close()
+            addresses = {ip_address(entry[4][0]) for entry in socket.getaddrinfo(rule["host"], _port(rule), socket.AF_INET)}
+            socket.create_connection((rule["host"], _port(rule)), 10).close()
         except OSError as fault:
             pytest.skip(f"this machine's {manager} fetches from a host that it cannot reach: {fault}")
         reachable |= {f"{one}/32" for one in addresses if kind_of(one) is not None}
     guest = said.get("guest", {})
     return Found(said["rule"], guest.get("files", {}), guest.get("environment", {}), frozenset(reachable))
+
+
+def _port(rule: dict[str, Any]) -> int:
+    return int(rule.get("port", 80 if rule.get("scheme") == "http" else 443))
 
 
 class Guest:
@@ -72,12 +76,12 @@ class Guest:
 
     def stays_shut(self, rule: dict[str, Any]) -> None:
         """What no rule allows: another name, another method, another place on the same host."""
-        host = rule["host"]
+        place = f"{rule.get('scheme', 'https')}://{rule['host']}:{_port(rule)}"
         fetch = "curl -sS --max-time 30 -w '%{http_code}'"
         told = self.sandbox.run(f"{fetch} https://elsewhere.example.com/", user="root")
         assert "Could not resolve host" in told.error_text
-        assert self.run(f"{fetch} -X POST -d x https://{host}/").endswith("403")
-        assert '"reason":"path_not_allowed"' in self.run(f"{fetch} https://{host}/not/of/any/preset")
+        assert self.run(f"{fetch} -X POST -d x {place}/").endswith("403")
+        assert '"reason":"path_not_allowed"' in self.run(f"{fetch} {place}/not/of/any/preset")
         answered = [one for one in self.sandbox.egress_log(kinds=["request"]) if isinstance(one, EgressRecord) and not one.denied]
         assert {one.method for one in answered} <= {"GET", "HEAD"}
 
