@@ -260,7 +260,10 @@ def test_what_follows_ends_quietly_when_its_reader_leaves(server: MockServer, sa
 def test_watch_tells_changes_until_what_is_watched_is_gone(server: MockServer, sandbox: Sandbox) -> None:
     sandbox.files.mkdir("/w", parents=True)
     watching = subprocess.Popen(
-        [*SPACE, "watch", "--json", sandbox.id, "/w"], env=environment(server), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ["env", "--default-signal=INT", *SPACE, "watch", "--json", sandbox.id, "/w"],
+        env=environment(server),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert watching.stdout is not None
     while not any(path.endswith("/files/watch") for _, path in server.requests):

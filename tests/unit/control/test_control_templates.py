@@ -235,7 +235,7 @@ async def test_quota_counts_builders_while_they_are_there_and_templates_disks_af
     await client.delete(f"/v1/builds/{begun}")
     assert (await used())["sandboxes"] == 0
     await built(client)
-    assert await used() == {"sandboxes": 0, "cpus": 0, "memory_mib": 0, "disk_mib": 300}
+    assert await used() == {"sandboxes": 0, "cpus": 0, "memory_mib": 0, "disk_mib": 300, "snapshot_mib": 0, "checkpoints": 0}
     assert 'space_template_bytes{tenant="default"} 3.145728e+08' in (await client.get("/metrics")).text
     await client.put("/v1/tenants/default/quota", json={"disk_mib": 2300})
     refused = await client.post("/v1/builds", json=ASKED)
