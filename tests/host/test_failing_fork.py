@@ -13,12 +13,15 @@ from space.rootd import sandboxes, vmm
 from space.testing.roothost import WORD, RootHost
 
 
-def test_a_start_after_a_fork_that_failed_works(host: RootHost, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("prepared", [False, True], ids=["of the tree's child", "of the VMM's"])
+def test_a_start_after_a_fork_that_failed_works(host: RootHost, monkeypatch: pytest.MonkeyPatch, prepared: bool) -> None:
     request = host.prepare()
     operation = StartVmm(request.sandbox, request.generation, "tcg")
 
     def rootd() -> bytes:
         place, children = sandboxes.open_place(host.instance), vmm.Children()
+        if prepared:
+            children.trees.of(place.store.path("qemu", place.store.template_by_digest(request.template).qemu) / "root")
         held = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (names only)
 
         def refused() -> int:

@@ -368,6 +368,7 @@ def test_end_returns_when_the_worker_is_dead_and_the_zygote_holds_nothing_of_it(
     async def work(lab: GatewayLab) -> None:
         port = await lab.upstream(ALLOWED)
         assert lab.zygote is not None
+        await lab.gateway.describe()  # it has taken our connection
         before = leaks.descriptors(lab.zygote.pid)
         place = await lab.sandbox(policy=rules(port))
         await lab.get(place, ALLOWED, port)

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from space.config.artefacts import Store
+from space.config.artefacts import CERTIFICATE, Store
 from space.config.instance import DATA_ROOT
+from space.core.plan.machine import GATEWAY
 from space.host import syscalls
 from space.setup import mounts, storage
 from space.setup.faults import SetupFailed
+from space.setup.root import OURS
 
 SIZE = 256 << 20
 
@@ -135,18 +137,16 @@ def test_the_base_template_has_nothing_of_this_machine() -> None:
     of_debian = in_disk("cat /etc/ca-certificates.conf").count("mozilla/")
     assert certificates > 100
     assert abs(certificates - of_debian) <= 10, "certificates that Debian's package does not bring"
-    for directory in (
-        "/usr/local/share/ca-certificates",
-        "/etc/apt/sources.list.d",
-        "/var/lib/apt/lists/partial",
-        "/var/cache/apt/archives/partial",
-    ):
+    store = Store(DATA_ROOT / "artefacts")
+    authority = store.authority(store.template("base").root) / CERTIFICATE
+    assert in_disk(f"cat {OURS}") == authority.read_text(), "the certificate that stands there is not the one of the template"
+    for directory in ("/etc/apt/sources.list.d", "/var/lib/apt/lists/partial", "/var/cache/apt/archives/partial", str(Path(OURS).parent)):
         names = [line.split("/")[5] for line in in_disk(f"ls -p {directory}").splitlines() if line.startswith("/")]
-        assert set(names) <= {".", ".."}, directory
+        assert set(names) - {".", ".."} == ({Path(OURS).name} if directory == str(Path(OURS).parent) else set()), directory
     for settings in ("/etc/apt/apt.conf.d/99mmdebstrap", "/etc/dpkg/dpkg.cfg.d/99mmdebstrap"):
         assert "Inode" not in in_disk(f"stat {settings}"), settings
-    for empty in ("/etc/machine-id", "/etc/resolv.conf"):
-        assert in_disk(f"cat {empty}") == ""
+    assert in_disk("cat /etc/machine-id") == ""
+    assert in_disk("cat /etc/resolv.conf") == f"nameserver {GATEWAY}\n", "a resolver that is not the guest's own gateway"
 
 
 def test_the_base_template_s_user_is_uid_1000_and_may_become_root() -> None:

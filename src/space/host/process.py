@@ -81,7 +81,12 @@ def forked(work: Callable[[], bytes]) -> bytes:
     For single-threaded callers. ProcessFailed carries the child's exception in words. The child dies with its parent.
     """
     reader, writer = os.pipe()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except BaseException:
+        os.close(reader)
+        os.close(writer)
+        raise
     if pid == 0:
         answer = b"!child ended early"
         try:
