@@ -30,11 +30,14 @@ from space.rpc.packets import pair
 from space.testing.brokerprocess import AuditProcess
 from space.testing.dialerprocess import DialerProcess
 from space.testing.dnslab import Zone, bound, run, serve_on
+from space.testing.machine import isolated_python
 from space.testing.roothost import RootHost
 from space.testing.twohosts import TwoHosts, two_hosts
 
 BOX, NAME, PORT = "sb-" + "a" * 20, "a.example.com", 443
 PUBLIC, LISTED, ALONE = "8.8.8.8", "10.20.0.1", "10.9.0.2"
+# works in a chroot as well, where `unshare` refuses
+APART = (isolated_python(), "-I", "-m", "space.testing.mountns")
 RESOLVERS = ("10.53.0.53", "10.53.0.54")
 PRIVATE, SHARED, METADATA, OWN = "10.21.0.1", "100.64.0.9", "169.254.169.254", "8.8.4.4"
 FORBIDDEN = (PRIVATE, SHARED, METADATA, "192.168.7.7", "198.18.0.1", "168.63.129.16")
@@ -298,8 +301,8 @@ def test_rootd_loads_the_filter_before_it_is_ready_and_does_not_start_without(un
     unserved.stop_rootd()
     assert outbound.canonical(nftables.table(outbound.table_of(uid))) == wanted  # the dialer may outlive it
     for prefix in (
-        ["unshare", "-m", "sh", "-c", 'mount --bind /bin/false "$(readlink -f /usr/sbin/nft)" && exec "$@"', "sh"],
-        ["unshare", "-m", "sh", "-c", f'mount -t tmpfs none {unserved.instance.run} && exec "$@"', "sh"],
+        [*APART, "sh", "-c", 'mount --bind /bin/false "$(readlink -f /usr/sbin/nft)" && exec "$@"', "sh"],
+        [*APART, "sh", "-c", f'mount -t tmpfs none {unserved.instance.run} && exec "$@"', "sh"],
     ):
         with pytest.raises(AssertionError):
             unserved.start_rootd(*prefix)
@@ -312,7 +315,7 @@ def test_rootd_follows_the_machines_resolvers_and_nobody_asks_it_to(unserved: Ro
     save_effective(unserved.instance, Settings(port=0))
     conf = tmp_path / "resolv.conf"
     conf.write_text("nameserver 192.0.2.53\n")
-    unserved.start_rootd("unshare", "-m", "sh", "-c", f'mount --bind {conf} "$(readlink -f /etc/resolv.conf)" && exec "$@"', "sh")
+    unserved.start_rootd(*APART, "sh", "-c", f'mount --bind {conf} "$(readlink -f /etc/resolv.conf)" && exec "$@"', "sh")
     table = outbound.table_of(unserved.instance.dialer_uid)
     assert "192.0.2.53" in json.dumps(nftables.table(table))
     conf.write_text("nameserver 192.0.2.54\nnameserver 2001:db8::53\n")
