@@ -121,7 +121,9 @@ class Rounds:
                 listed = self.listed()
                 found = (listed, self.on_host())
                 running = {each for each in listed if listed[each] == "running"}
-                if set(listed.values()) <= STEADY and self.on_host() == running and not running & self.doomed:
+                # one that failed after it had run keeps its disk, so that it can be started again
+                kept = {each for each in listed if listed[each] == "failed"}
+                if set(listed.values()) <= STEADY and running <= self.on_host() <= running | kept and not running & self.doomed:
                     return listed
             except SpaceError as fault:
                 found = fault

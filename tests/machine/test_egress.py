@@ -241,6 +241,7 @@ def test_what_was_decided_is_told_of_both_chains_and_is_whole(bare: BareInstance
         assert {one["name"] for one in found if one.get("reason")} == {OTHER}
         assert "s3cret" not in str(found)
         assert heads(place, ALLOWED)
+        await session.call("delete", api.Target(sandbox))
 
     run(bare, work)
 

@@ -160,7 +160,7 @@ def test_more_creates_than_capacity_are_refused_at_once_and_the_rest_served_in_t
         )
         assert max(when for when, _ in refused) < made[0][0], "who is refused does not wait for those who are not"
         for _, error in refused:
-            assert error.message == "all 3 sandboxes of this server are taken"
+            assert error.message == "0 of 3 sandboxes of this server are free"
             assert error.hint
         created = [each.info().created_at for _, each in made]
         assert created == sorted(created), "first come, first served"

@@ -184,7 +184,7 @@ def test_the_isolation_is_said_everywhere(client: space.Client, shared: space.Sa
 
 
 def test_the_host_listens_for_nobody_but_its_own_services(served: Served, shared: space.Sandbox) -> None:
-    """Sockets that listen and belong to the instance: API, node, rootd, and the VMM's own four, which only the node can reach."""
+    """Sockets that listen and belong to the instance: API, the services, and the VMM's own four, which only the node can reach."""
     shared.noop()
     run = served.instance.run
     listening = set()
@@ -193,7 +193,8 @@ def test_the_host_listens_for_nobody_but_its_own_services(served: Served, shared
         if len(fields) > 7 and int(fields[3], 16) & 0x10000:  # __SO_ACCEPTCON
             listening.add(fields[7])
     ours = {path for path in listening if path.startswith(f"{run}/")}
-    assert ours - {str(run / "rootd.sock"), str(run / "node.sock")} <= {
+    services = ("rootd", "node", "audit", "broker", "dialer", "gateway")
+    assert ours - {str(run / f"{name}.sock") for name in services} <= {
         str(run / "vm" / shared.id / name) for name in ("qmp.sock", "control.sock", "bulk.sock", "serial.sock")
     }
     pids = processes(served)
