@@ -53,6 +53,7 @@ SCREEN = """
 import curses
 def main(screen):
     typed = ""
+    screen.timeout(500)  # a signal just before it waits for a key does not wake curses
     while True:
         rows, columns = screen.getmaxyx()
         screen.clear()
@@ -61,7 +62,7 @@ def main(screen):
         key = screen.getch()
         if key == 10:
             return
-        if key != curses.KEY_RESIZE:
+        if key not in (curses.KEY_RESIZE, -1):
             typed += chr(key)
 curses.wrapper(main)
 """
