@@ -65,11 +65,11 @@ class Warm:
         """Sizes that are warm."""
         return len(self._ready)
 
-    def missed(self, size: Size) -> None:
-        """A sandbox of that size had to be booted, and is up: bake it, when there is time."""
+    def missed(self, size: Size, *, yields: bool = False) -> None:
+        """A sandbox of that size had to be booted, and is up: bake it, when there is time. yields: nothing that is warm gives way to it."""
         if self._most and size not in self._ready and size not in self._wanted and size not in self._refused:
             self._wanted.add(size)
-            self._in_background(self._bake_in_time(size), f"bake {size.digest[:8]}")
+            self._in_background(self._bake_in_time(size, yields), f"bake {size.digest[:8]}")
 
     def spoiled(self, size: Size, snapshot: str) -> None:
         """A clone of it did not come up: nothing is cloned from it any more."""
@@ -151,15 +151,15 @@ class Warm:
             manifest = self._store.template(DEFAULT_TEMPLATE)
             verdict = await self._around.accelerators.decide(manifest.kernel)
             disk = max(DEFAULT_DISK_MIB, -(-manifest.disk_bytes // MIB))
-            self.missed(Size(manifest.digest, DEFAULT_CPUS, DEFAULT_MEMORY_MIB, disk, verdict.accelerator))
+            self.missed(Size(manifest.digest, DEFAULT_CPUS, DEFAULT_MEMORY_MIB, disk, verdict.accelerator), yields=True)
 
     # -- baking --------------------------------------------------------------------------------------------------
 
-    async def _bake_in_time(self, size: Size) -> None:
+    async def _bake_in_time(self, size: Size, yields: bool) -> None:
         try:
             async with self._baking:
                 await self._until_quiet()
-                if size not in self._ready:
+                if size not in self._ready and not (yields and len(self._ready) >= self._most):
                     await self._bake(size)
         except NoCapacity as error:
             log.info("%s is not kept warm: %s", size, error)  # it is asked for again
