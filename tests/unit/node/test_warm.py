@@ -106,6 +106,21 @@ async def test_a_size_is_baked_when_it_is_asked_for(tmp_path: Path) -> None:
         assert (await last(session, "create", spec())).start == "warm"
 
 
+async def test_the_usual_size_is_made_warm_by_itself_and_never_in_place_of_one_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "WARM_AFTER", 0.05)
+    async with node(tmp_path / "idle", warm=1) as (sim, _):
+        await until(lambda: sim.node.warm.known == 1)
+    asked = life_api.Bake(tenant="acme", template="base", cpus=1, memory_mib=256, disk_mib=2048)
+    async with node(tmp_path / "asked", warm=1) as (sim, session):
+        await session.call("bake", asked)
+        kept = baked(sim)
+        await asyncio.sleep(0.2)  # in which the usual one would have been made
+        assert baked(sim) == kept
+        assert (await last(session, "create", spec(memory_mib=256))).start == "warm"
+
+
 async def test_a_node_that_keeps_nothing_warm_bakes_nothing(tmp_path: Path) -> None:
     async with node(tmp_path) as (sim, session):
         await created(session)
