@@ -413,7 +413,7 @@ class Node:
             sandbox.ask_delete()
         if half:
             await asyncio.wait({asyncio.ensure_future(sandbox.delete()) for sandbox in half}, timeout=seconds)
-        endings = {asyncio.ensure_future(self.around.slots.drain()), asyncio.ensure_future(self.warm.pool.drain())}
+        endings = {asyncio.ensure_future(each) for each in (self.around.slots.drain(), self.warm.drain(), self.warm.pool.drain())}
         await asyncio.wait(endings, timeout=seconds)
         self.around.releases.give_up()
         await self.around.egress.stop()

@@ -145,6 +145,11 @@ class Warm:
         for task in self._tasks:
             task.cancel()
 
+    async def drain(self) -> None:
+        """Once it was stopped: until what was half baked is undone."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+
     async def _bake_the_usual(self) -> None:
         await asyncio.sleep(limits.WARM_AFTER)
         with suppress(SpaceError):  # not set up: nothing to keep warm

@@ -154,6 +154,7 @@ class MemoryNode:
         """SIGKILL, as far as others can tell."""
         assert self._lifeline is not None, "it lives"
         self._lifeline.cut()
+        self.node.warm.stop()
         self.node.around.archive.stop()
         self.node.around.history.stop()
         self.node.around.releases.give_up()

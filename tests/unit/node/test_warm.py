@@ -87,6 +87,17 @@ async def test_what_is_warm_is_found_again_after_a_kill_and_what_was_half_baked_
             assert (await last(session, "create", spec())).start == "warm"
 
 
+async def test_a_node_that_ends_while_it_bakes_undoes_what_is_half_baked(tmp_path: Path) -> None:
+    hold = Hold(Stage.SNAPSHOT, "after")
+    async with MemoryNode(tmp_path, trace=hold, warm=4) as sim:
+        async with sim.connected() as session:
+            first = await created(session)
+            await hold.reached.wait()
+        asyncio.get_running_loop().call_later(0.1, hold.go.set)
+        await sim.node.stop(5)
+        assert [each.record.sandbox for each in sim.host.sandboxes.values()] == [first]
+
+
 async def test_memory_that_is_kept_warm_gives_way_to_a_sandbox(tmp_path: Path) -> None:
     room = Capacity(memory_mib=2 * (512 + VMM_OVERHEAD_MIB), sandboxes=10, boots=10, queue=10)
     async with node(tmp_path, warm=4, capacity=room) as (sim, session):
