@@ -14,6 +14,7 @@ from tests.machine.test_snapshots import Lab, Life, _in_lab, hook
 
 from space.core.wire import guest
 from space.host import namespaces
+from space.model.errors import GuestError
 from space.model.ids import new_snapshot_id
 from space.node.vmm.seam import SnapshotPlan
 
@@ -98,6 +99,51 @@ def test_a_clone_has_the_larger_disk_that_was_asked_for_and_its_children_have_it
             await lab.end(each)
         for each_name in (second, name):
             await lab.rootd.discard_snapshot(each_name)
+
+    _in_lab(work)
+
+
+@pytest.mark.parametrize("turns", [2, pytest.param(20, marks=pytest.mark.full)])
+def test_a_larger_disk_is_filled_however_late_the_guests_kernel_sees_it(turns: int) -> None:
+    """The VMM shows the size while the machine stands still; the guest's own work on that may come after its claim."""
+
+    async def work(lab: Lab) -> None:
+        parent = await lab.boot()
+        name = await _snapshot(parent)
+        least = -(-lab.template.disk_bytes >> 20)
+        for turn in range(turns):
+            child = await lab.restore(name, disk_mib=least + 1024 + turn)
+            told = int(await child.run("stat -fc '%b %S' / | awk '{print int($1 * $2 / 1048576)}'"))
+            assert told > least + 900, (turn, told)
+            await lab.end(child)
+        await lab.end(parent)
+        await lab.rootd.discard_snapshot(name)
+
+    _in_lab(work)
+
+
+def test_a_disk_that_stays_small_is_a_failure_that_says_so_and_one_that_grows_is_waited_for() -> None:
+    async def work(lab: Lab) -> None:
+        parent = await lab.boot()
+        name = await _snapshot(parent)
+        await lab.end(parent)
+        least = -(-lab.template.disk_bytes >> 20)
+        child = await lab.restore(name, disk_mib=least + 64, shown=False)
+        has, wanted = least << 20, (least + 64) << 20
+        began = time.monotonic()
+        with pytest.raises(GuestError, match=f"the root disk was to have {wanted} bytes, and has {has} after 5 s"):
+            await child.session.call("grow", guest.Grow(wanted))
+        assert 4.5 < time.monotonic() - began < 20
+        growing = asyncio.ensure_future(child.session.call("grow", guest.Grow(wanted)))
+        await asyncio.sleep(1)
+        assert not growing.done()
+        began = time.monotonic()
+        await child.machine.show_disk(least + 64)  # the kernel's announcement ends the wait
+        assert guest.expect(guest.Configured, await growing).disk_bytes > has - (has >> 4)
+        assert time.monotonic() - began < 3
+        assert int(await child.run("cat /sys/block/vda/size")) << 9 == wanted
+        await lab.end(child)
+        await lab.rootd.discard_snapshot(name)
 
     _in_lab(work)
 

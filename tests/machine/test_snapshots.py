@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -86,10 +86,15 @@ class Lab:
         generation: int = 1,
         *,
         disk_mib: int = 0,
+        shown: bool = True,
         asked: Callable[[Path], bytes] | None = None,
     ) -> Life:
-        """asked: what is asked of it in its network, and answered, before anything is done in it."""
+        """shown: its VMM has a larger disk at once.
+
+        asked: what is asked of it in its network, and answered, before anything is done in it.
+        """
         plan = await self._prepare(sandbox or new_sandbox_id(), generation, snapshot, disk_mib)
+        plan = plan if shown else replace(plan, disk_mib=0)
         machine = await self.vmm.restore(plan)
         await machine.resume()
         if asked is not None:
@@ -100,6 +105,8 @@ class Lab:
         imprint = guest.Imprint(os.urandom(64), plan.sandbox, secrets.token_hex(16), str(uuid.uuid4()))
         guest.expect(guest.Imprinted, await session.call("imprint", imprint))
         guest.expect(guest.Configured, await session.call("claim", guest.Claim(time.time_ns(), life, [], None)))
+        if disk_mib and shown:
+            guest.expect(guest.Configured, await session.call("grow", guest.Grow(disk_mib << 20)))
         return Life(plan, machine, session)
 
     async def end(self, life: Life) -> None:

@@ -6,11 +6,12 @@
 use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
 use crate::cgroup::Workloads;
+use crate::devices::Announcements;
 use crate::{metrics, net, sys};
 
 /// How long a device may take to appear.
@@ -56,17 +57,17 @@ pub fn boot() -> Result<Machine, String> {
     sys::limit_descriptors(DESCRIPTORS, DESCRIPTORS).map_err(|error| format!("cannot raise the limit of descriptors: {error}"))?;
     let words = command_line(&std::fs::read_to_string("/proc/cmdline").unwrap_or_default());
     let root = words.get("space.root").ok_or("space.root is not on the kernel's command line")?;
-    let mut events = DeviceEvents::listen()?;
+    let events = Announcements::listen().map_err(|error| format!("cannot listen to device events: {error}"))?;
     load_modules(Path::new("/lib/space"))?;
     net::loopback()?;
     if let Some(address) = words.get("space.ip") {
         net::Plan::parse(address, words.get("space.gateway").map(String::as_str))?.apply()?;
     }
     sys::make_dir(NEW_ROOT, 0o755).map_err(|error| format!("cannot make {NEW_ROOT}: {error}"))?;
-    let disk = events.wait_for(&format!("the root disk {root}"), || sys::open(root, libc::O_RDONLY))?;
+    let disk = wait_for(&events, &format!("the root disk {root}"), || sys::open(root, libc::O_RDONLY))?;
     sys::mount(root, NEW_ROOT, "ext4", libc::MS_NOATIME, "").map_err(|error| format!("cannot mount {root} as ext4: {error}"))?;
-    let control = events.wait_for("port space.control", || open_port("space.control"))?;
-    let bulk = events.wait_for("port space.bulk", || open_port("space.bulk"))?;
+    let control = wait_for(&events, "port space.control", || open_port("space.control"))?;
+    let bulk = wait_for(&events, "port space.bulk", || open_port("space.bulk"))?;
     drop(events);
     switch_root().map_err(|error| format!("cannot switch to the root disk: {error}"))?;
     let workloads = furnish().map_err(|error| format!("cannot set up the root disk's mounts and cgroups: {error}"))?;
@@ -111,49 +112,10 @@ fn load_modules(below: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The kernel's announcements of devices.
-struct DeviceEvents(OwnedFd);
-
-impl DeviceEvents {
-    fn listen() -> Result<Self, String> {
-        // SAFETY: plain calls; sockaddr_nl is plain data; the descriptor is ours.
-        unsafe {
-            let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-            let socket = sys::check(libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_KOBJECT_UEVENT))
-                .map(|fd| OwnedFd::from_raw_fd(fd))
-                .map_err(|error| format!("cannot listen to device events: {error}"))?;
-            let mut address: libc::sockaddr_nl = std::mem::zeroed();
-            address.nl_family = libc::AF_NETLINK as u16;
-            address.nl_groups = 1;
-            let size = size_of::<libc::sockaddr_nl>() as u32;
-            sys::check(libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size))
-                .map_err(|error| format!("cannot listen to device events: {error}"))?;
-            Ok(Self(socket))
-        }
-    }
-
-    /// Try until it works, at each announcement and, as a port's node comes before the port itself (ENXIO) and no event tells of
-    /// that, every 5 ms.
-    fn wait_for<T>(&mut self, what: &str, mut attempt: impl FnMut() -> io::Result<T>) -> Result<T, String> {
-        let end = sys::clock(libc::CLOCK_MONOTONIC) + PATIENCE;
-        loop {
-            match attempt() {
-                Ok(found) => return Ok(found),
-                Err(error) if sys::clock(libc::CLOCK_MONOTONIC) >= end => {
-                    return Err(format!("{what} did not appear within {} s: {error}", PATIENCE.as_secs()));
-                }
-                Err(_) => self.pause(),
-            }
-        }
-    }
-
-    fn pause(&mut self) {
-        let mut ask = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one pollfd.
-        unsafe { libc::poll(&raw mut ask, 1, 5) };
-        let mut buf = [0; 4096];
-        while sys::read(self.0.as_fd(), &mut buf).is_ok_and(|count| count > 0) {}
-    }
+/// What is not there yet comes within `PATIENCE`. A port's node comes before the port itself (ENXIO), and no event tells of that.
+fn wait_for<T>(events: &Announcements, what: &str, attempt: impl FnMut() -> io::Result<T>) -> Result<T, String> {
+    let waited = events.wait_for(PATIENCE, Some(Duration::from_millis(5)), attempt);
+    waited.map_err(|error| format!("{what} did not appear within {} s: {error}", PATIENCE.as_secs()))
 }
 
 /// Open the virtio port of that name.

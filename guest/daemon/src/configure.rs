@@ -11,15 +11,13 @@ use space_protocol::{Failure, Message};
 
 use crate::boot::Held;
 use crate::child::EXTRA;
-use crate::{exec, metrics, sys};
+use crate::{disk, exec, metrics, sys};
 
 const ENTROPY: std::ops::RangeInclusive<usize> = 32..=512;
 const NAME_BYTES: usize = 64;
 const RESOLV: usize = 4096;
 const RNDADDENTROPY: libc::c_ulong = 0x4008_5203;
 const RNDRESEEDCRNG: libc::c_ulong = 0x5207;
-const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
-const EXT4_IOC_RESIZE_FS: libc::c_ulong = 0x4008_6610;
 
 /// Refuse a request that cannot be obeyed.
 pub fn check(request: &Configure) -> Result<(), Failure> {
@@ -56,38 +54,32 @@ pub fn needs(held: &Held) -> [BorrowedFd<'_>; 4] {
 /// In the child.
 pub fn run(request: &Configure) -> Result<Message, Failure> {
     // SAFETY: the child was given these, and keeps them.
-    let [random, disk, root, proc] = [0, 1, 2, 3].map(|at| unsafe { sys::numbered(EXTRA + at) });
+    let [random, device, root, proc] = [0, 1, 2, 3].map(|at| unsafe { sys::numbered(EXTRA + at) });
     add_entropy(random, &request.entropy.0).map_err(fault("reseed the kernel's random numbers"))?;
     set_clock(request.realtime_ns)?;
     set_name(root, &request.hostname)?;
     name_machine(root, random).map_err(fault("write /etc/machine-id"))?;
-    grow(disk, root).map_err(fault("grow the root file system to its device"))?;
+    disk::fill(device, root)?;
     configured(root, proc)
 }
 
-/// A claim that needs no file and no resizing is done by the daemon itself: the clock is all there is to set.
-/// filled: the size of the disk that the file system was last made to fill.
-pub fn claim_at_once(request: &Claim, held: &Held, filled: Option<u64>) -> Option<Result<Message, Failure>> {
-    if request.resolv.is_some() || filled.is_none() || disk_size(held) != filled {
+/// A claim that needs no file (and whose disk is full of its file system) is done by the daemon itself: the clock is all there is to set.
+pub fn claim_at_once(request: &Claim, held: &Held) -> Option<Result<Message, Failure>> {
+    if request.resolv.is_some() {
         return None;
     }
     Some(set_clock(request.realtime_ns).and_then(|()| configured(held.root.as_fd(), held.proc.as_fd())))
 }
 
-/// The size of the root file system's device.
-pub fn disk_size(held: &Held) -> Option<u64> {
-    size(held.disk.as_fd()).ok()
-}
-
 /// In the child of a claim.
 pub fn claim(request: &Claim) -> Result<Message, Failure> {
     // SAFETY: the child was given these, and keeps them.
-    let [_, disk, root, proc] = [0, 1, 2, 3].map(|at| unsafe { sys::numbered(EXTRA + at) });
+    let [_, device, root, proc] = [0, 1, 2, 3].map(|at| unsafe { sys::numbered(EXTRA + at) });
     set_clock(request.realtime_ns)?;
     if let Some(text) = &request.resolv {
         let _ = replace(root, c"etc/resolv.conf", &text.0);
     }
-    grow(disk, root).map_err(fault("grow the root file system to its device"))?;
+    disk::fill(device, root)?;
     configured(root, proc)
 }
 
@@ -101,7 +93,7 @@ pub fn fault(what: &'static str) -> impl Fn(io::Error) -> Failure {
 }
 
 /// How the guest is.
-fn configured(root: BorrowedFd<'_>, proc: BorrowedFd<'_>) -> Result<Message, Failure> {
+pub fn configured(root: BorrowedFd<'_>, proc: BorrowedFd<'_>) -> Result<Message, Failure> {
     let disk_bytes = total(root).map_err(fault("look at the root file system"))?;
     Ok(Message::Configured(Configured {
         boot_id: boot_id(proc).map_err(fault("read the boot id"))?,
@@ -187,21 +179,6 @@ pub fn add_entropy(random: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<()> {
         sys::ioctl(random, RNDADDENTROPY, &raw mut pool)?;
         sys::ioctl(random, RNDRESEEDCRNG, std::ptr::null_mut::<u8>()).map(drop)
     }
-}
-
-/// Grow ext4 to its device; nothing to do when it fills it.
-fn grow(disk: BorrowedFd<'_>, root: BorrowedFd<'_>) -> io::Result<()> {
-    let mut blocks = size(disk)? / sys::file_system(root)?.f_bsize as u64;
-    // SAFETY: the request reads one u64.
-    unsafe { sys::ioctl(root, EXT4_IOC_RESIZE_FS, &raw mut blocks) }.map(drop)
-}
-
-/// The size of a block device.
-fn size(disk: BorrowedFd<'_>) -> io::Result<u64> {
-    let mut bytes: u64 = 0;
-    // SAFETY: the request writes one u64.
-    unsafe { sys::ioctl(disk, BLKGETSIZE64, &raw mut bytes) }?;
-    Ok(bytes)
 }
 
 /// The size of a file system.

@@ -40,10 +40,23 @@ const LARGEST_ASIDE: usize = 4096;
 pub enum Purpose {
     /// A verb that is done in a child of the daemon.
     Verb,
-    /// The verbs `configure` and `claim`: the variables and the life that count once it has succeeded.
-    Configure(Vec<Variable>, u64),
+    /// The verbs `configure` and `claim`: what counts once it has succeeded.
+    Configure(Given),
+    /// The verb `grow`: the size of the disk that the root file system fills then.
+    Grow(u64),
     /// The verb `imprint`.
     Imprint,
+}
+
+/// What `configure` and `claim` give.
+#[derive(Default)]
+pub struct Given {
+    /// Variables of every process.
+    pub env: Vec<Variable>,
+    /// Which life of which sandbox.
+    pub life: u64,
+    /// The size of the disk before it, which the root file system fills at least: the disk may be growing meanwhile.
+    pub filled: Option<u64>,
 }
 
 /// What became of a job.

@@ -10,6 +10,8 @@ mod child;
 mod configure;
 mod connect;
 mod crc;
+mod devices;
+mod disk;
 mod exec;
 mod files;
 mod imprint;

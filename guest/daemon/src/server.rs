@@ -395,7 +395,8 @@ impl Core {
                 Outcome::Pending => continue,
                 Outcome::Done(message) => {
                     match &mut job.purpose {
-                        Purpose::Configure(env, life) => given = Some((std::mem::take(env), *life)),
+                        Purpose::Configure(all) => given = Some(std::mem::take(all)),
+                        Purpose::Grow(bytes) => self.filled = Some(*bytes),
                         Purpose::Imprint if self.standing == Standing::Restored => self.standing = Standing::Imprinted,
                         Purpose::Imprint | Purpose::Verb => {}
                     }
@@ -406,8 +407,8 @@ impl Core {
             }
             over.push(*id);
         }
-        if let Some((env, life)) = given {
-            self.become_own(env, life);
+        if let Some(given) = given {
+            self.become_own(given);
         }
         self.doomed.extend(self.processes.pump(&mut self.mux, &mut self.workloads));
         for id in over {

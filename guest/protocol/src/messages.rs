@@ -72,6 +72,14 @@ record! {
 }
 
 record! {
+    /// The root disk is larger than it was in the snapshot: wait until the kernel has seen that, and fill it.
+    pub struct Grow {
+        /// How large.
+        pub disk_bytes: u64,
+    }
+}
+
+record! {
     /// Run a program.
     pub struct Exec {
         /// The program and its arguments.

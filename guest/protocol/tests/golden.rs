@@ -5,7 +5,9 @@ use std::path::Path;
 use serde_json::Value;
 use space_protocol::files;
 use space_protocol::frame::{self, Header};
-use space_protocol::messages::{Attach, Claim, Configure, Empty, Exec, Imprint, PrepareSnapshot, Process, Source, Tree, decode, encode};
+use space_protocol::messages::{
+    Attach, Claim, Configure, Empty, Exec, Grow, Imprint, PrepareSnapshot, Process, Source, Tree, decode, encode,
+};
 use space_protocol::{Decoder, Event, Failure, Item, Kind, Message, Mux, Pipe, Role, Wire};
 
 fn load(name: &str) -> Value {
@@ -168,6 +170,7 @@ fn messages_decode_and_encode_to_the_same_bytes() {
             (_, "prepare_snapshot") => again::<PrepareSnapshot>(&bytes),
             (_, "imprint") => again::<Imprint>(&bytes),
             (_, "claim") => again::<Claim>(&bytes),
+            (_, "grow") => again::<Grow>(&bytes),
             (_, "exec") => again::<Exec>(&bytes),
             (_, "tree_put" | "tree_get") => again::<Tree>(&bytes),
             (_, "source") => again::<Source>(&bytes),

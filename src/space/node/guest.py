@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from space.core.wire import guest as wire
-from space.model.errors import DeadlineExceeded, InvalidArgument, NotFound, ProtocolError, SpaceError, TooLarge
+from space.model.errors import Conflict, DeadlineExceeded, InvalidArgument, NotFound, ProtocolError, SpaceError, TooLarge, Unsupported
 from space.model.rootd import SandboxOp
 from space.model.sandbox import MAX_ARGUMENTS as _MOST_REQUEST
 from space.node import limits
@@ -86,6 +86,16 @@ class Guest:
         request = wire.Claim(realtime_ns=time.time_ns(), generation=self._life, env=environment(env), resolv=None)
         with self.held_to_protocol():
             wire.expect(wire.Configured, await self._session.call("claim", request))
+
+    async def grow(self, mib: int) -> None:
+        """Have a machine whose disk is larger than its snapshot's fill it. Conflict where its daemon is older than that."""
+        try:
+            with self.held_to_protocol():
+                wire.expect(wire.Configured, await self._answer("grow", wire.Grow(mib << 20)))
+        except Unsupported as error:
+            raise Conflict(
+                "the guest of this snapshot is of a version that cannot enlarge its disk", hint="`space template rebake` makes a newer one"
+            ) from error
 
     async def shutdown(self) -> None:
         """Have it end its processes, write its files and turn itself off; its VMM's end is the answer that counts."""

@@ -51,6 +51,7 @@ class FakeGuest:
         self.configured: guest.Configure | None = None
         self.imprinted: guest.Imprint | None = None
         self.claimed: guest.Claim | None = None
+        self.disk_bytes = 2 << 30
         self._life: int | None = None
         self._standing = _OWN
         self.trees: dict[bytes, bytes] = {}
@@ -65,6 +66,7 @@ class FakeGuest:
             "prepare_snapshot": self._prepare_snapshot,
             "imprint": self._imprint,
             "claim": self._claim,
+            "grow": self._grow,
             "exec": self._exec,
             "attach": self._attach,
             "processes": self._processes,
@@ -125,7 +127,7 @@ class FakeGuest:
     async def _configure(self, stream: Stream, request: bytes) -> None:
         self.configured = guest.decode_request(guest.Configure, request)
         self._life, self._standing = self.configured.generation, _OWN
-        await stream.send_message(guest.Configured(self._boot_id(), "fake", self._uptime_ms(), 2 << 30, "0"))
+        await stream.send_message(guest.Configured(self._boot_id(), "fake", self._uptime_ms(), self.disk_bytes, "0"))
 
     async def _prepare_snapshot(self, stream: Stream, request: bytes) -> None:
         guest.decode_request(guest.PrepareSnapshot, request)
@@ -142,7 +144,11 @@ class FakeGuest:
         if self.configured is not None:
             self.configured = msgspec.structs.replace(self.configured, env=claim.env, generation=claim.generation)
         self._life, self._standing = claim.generation, _OWN
-        await stream.send_message(guest.Configured(self._boot_id(), "fake", self._uptime_ms(), 2 << 30, "0"))
+        await stream.send_message(guest.Configured(self._boot_id(), "fake", self._uptime_ms(), self.disk_bytes, "0"))
+
+    async def _grow(self, stream: Stream, request: bytes) -> None:
+        self.disk_bytes = guest.decode_request(guest.Grow, request).disk_bytes
+        await stream.send_message(guest.Configured(self._boot_id(), "fake", self._uptime_ms(), self.disk_bytes, "0"))
 
     def _greeted(self, generation: int) -> None:
         self._standing = _OWN if self._life in (None, generation) else _RESTORED

@@ -1,15 +1,15 @@
 //! What an OPEN asks for: the verbs by name, and those that need no files of the guest's. (The others are in `verbs`.)
 
-use space_protocol::messages::{Attach, Claim, Configure, Empty, Exec, Imprint, Process, Source, Variable, decode};
+use space_protocol::messages::{Attach, Claim, Configure, Empty, Exec, Grow, Imprint, Process, Source, Variable, decode};
 use space_protocol::{Failure, Message};
 
 use super::{Core, Standing, now};
 use crate::calibrate::Calibration;
 use crate::child::{self, Needs};
 use crate::imprint::Step;
-use crate::job::{Purpose, Way};
+use crate::job::{Given, Purpose, Way};
 use crate::shutdown::Shutdown;
-use crate::{configure, exec, files, imprint, metrics, process, watch};
+use crate::{configure, disk, exec, files, imprint, metrics, process, watch};
 
 impl Core {
     pub(super) fn open(&mut self, stream: u32, verb: &str, request: &[u8]) -> Result<(), Failure> {
@@ -42,6 +42,7 @@ impl Core {
             "prepare_snapshot" => self.in_child(stream, &decode(request)?, imprint::prepare),
             "imprint" => self.imprint(stream, &decode(request)?),
             "claim" => self.claim(stream, &decode(request)?),
+            "grow" => self.grow(stream, &decode(request)?),
             "exec" => self.exec(stream, &decode(request)?),
             "attach" => {
                 let Attach { process, stdout, stderr } = decode(request)?;
@@ -88,25 +89,38 @@ impl Core {
 
     fn configure(&mut self, stream: u32, request: &Configure) -> Result<(), Failure> {
         configure::check(request)?;
+        let filled = disk::size_of_root(&self.held);
         let needs = Needs { inlet: false, outlets: [false; 2] };
         let extra = configure::needs(&self.held);
         let child = child::spawn(&self.held, &mut self.workloads, needs, &extra, || configure::run(request))?;
-        self.start(stream, Purpose::Configure(request.env.clone(), request.generation), Way::Pipes, child).map(drop)
+        let given = Given { env: request.env.clone(), life: request.generation, filled };
+        self.start(stream, Purpose::Configure(given), Way::Pipes, child).map(drop)
     }
 
     fn claim(&mut self, stream: u32, request: &Claim) -> Result<(), Failure> {
         configure::check_claim(request)?;
         self.configured()?;
-        if let Some(done) = configure::claim_at_once(request, &self.held, self.filled) {
+        let given = Given { env: request.env.clone(), life: request.generation, filled: disk::size_of_root(&self.held) };
+        if given.filled == self.filled
+            && let Some(done) = configure::claim_at_once(request, &self.held)
+        {
             let message = done?;
-            self.become_own(request.env.clone(), request.generation);
+            self.become_own(given);
             self.answer(stream, &message);
             return Ok(());
         }
         let needs = Needs { inlet: false, outlets: [false; 2] };
         let extra = configure::needs(&self.held);
         let child = child::spawn(&self.held, &mut self.workloads, needs, &extra, || configure::claim(request))?;
-        self.start(stream, Purpose::Configure(request.env.clone(), request.generation), Way::Pipes, child).map(drop)
+        self.start(stream, Purpose::Configure(given), Way::Pipes, child).map(drop)
+    }
+
+    fn grow(&mut self, stream: u32, request: &Grow) -> Result<(), Failure> {
+        self.configured()?;
+        let needs = Needs { inlet: false, outlets: [false; 2] };
+        let extra = configure::needs(&self.held);
+        let child = child::spawn(&self.held, &mut self.workloads, needs, &extra, || disk::grow(request))?;
+        self.start(stream, Purpose::Grow(request.disk_bytes), Way::Pipes, child).map(drop)
     }
 
     fn imprint(&mut self, stream: u32, request: &Imprint) -> Result<(), Failure> {
@@ -127,9 +141,9 @@ impl Core {
         self.start(stream, Purpose::Imprint, Way::Pipes, child).map(drop)
     }
 
-    pub(super) fn become_own(&mut self, env: Vec<Variable>, life: u64) {
-        (self.env, self.life, self.standing) = (Some(env), Some(life), Standing::Own);
-        self.filled = configure::disk_size(&self.held);
+    pub(super) fn become_own(&mut self, given: Given) {
+        (self.env, self.life, self.standing) = (Some(given.env), Some(given.life), Standing::Own);
+        self.filled = given.filled;
     }
 
     /// A restored guest does nothing for its host before it is somebody of its own.

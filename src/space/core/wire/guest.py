@@ -79,6 +79,12 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     resolv: Annotated[bytes, Meta(max_length=4096)] | None
 
 
+class Grow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A restored machine's root disk is larger than its snapshot's, or is about to be seen so by its kernel: wait for that, and fill it."""
+
+    disk_bytes: U64
+
+
 class Window(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The size of a terminal, in lines and columns."""
 
@@ -231,7 +237,7 @@ class StdinClosed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
 
 
 Request = (
-    Empty | Configure | PrepareSnapshot | Imprint | Claim | Exec | Attach | Process | Tree | Source
+    Empty | Configure | PrepareSnapshot | Imprint | Claim | Grow | Exec | Attach | Process | Tree | Source
     | FileStat | FileList | FileRead | FileWrite | FileMkdir | FileMove | FileRemove | FileChmod | FileChown | FileSymlink | Watch | Connect
 )  # fmt: skip
 Message = (
@@ -244,6 +250,7 @@ REQUESTS: dict[str, type[msgspec.Struct]] = {
     "prepare_snapshot": PrepareSnapshot,
     "imprint": Imprint,
     "claim": Claim,
+    "grow": Grow,
     "exec": Exec,
     "tree_put": Tree,
     "tree_get": Tree,
