@@ -11,7 +11,7 @@ use space_protocol::{Failure, Message};
 
 use crate::boot::Held;
 use crate::child::EXTRA;
-use crate::{disk, exec, metrics, sys};
+use crate::{disk, exec, imprint, metrics, sys};
 
 const ENTROPY: std::ops::RangeInclusive<usize> = 32..=512;
 const NAME_BYTES: usize = 64;
@@ -27,6 +27,7 @@ pub fn check(request: &Configure) -> Result<(), Failure> {
 
 /// Refuse a claim that cannot be obeyed.
 pub fn check_claim(request: &Claim) -> Result<(), Failure> {
+    request.hostname.as_deref().map_or(Ok(()), check_name)?;
     if request.resolv.as_ref().is_some_and(|text| text.0.len() > RESOLV) {
         return Err(Failure::invalid(format!("resolv has at most {RESOLV} bytes")));
     }
@@ -39,6 +40,10 @@ pub fn check_identity(entropy: &[u8], name: &str) -> Result<(), Failure> {
     if !ENTROPY.contains(&entropy) {
         return Err(Failure::invalid(format!("entropy has {entropy} bytes, and must have 32 to 512")));
     }
+    check_name(name)
+}
+
+fn check_name(name: &str) -> Result<(), Failure> {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
     if name.is_empty() || name.len() > NAME_BYTES || !name.bytes().all(fits) {
         return Err(Failure::invalid(format!("hostname must be 1 to {NAME_BYTES} letters, digits, '-', '.' or '_'")));
@@ -63,9 +68,14 @@ pub fn run(request: &Configure) -> Result<Message, Failure> {
     configured(root, proc)
 }
 
-/// A claim that needs no file (and whose disk is full of its file system) is done by the daemon itself: the clock is all there is to set.
+/// A claim that needs no resolver (and whose disk is full of its file system) is done by the daemon itself: clock and name are all there is.
 pub fn claim_at_once(request: &Claim, held: &Held) -> Option<Result<Message, Failure>> {
     if request.resolv.is_some() {
+        return None;
+    }
+    if let Some(name) = request.hostname.as_deref()
+        && imprint::name_in_place(held.root.as_fd(), name).is_err()
+    {
         return None;
     }
     Some(set_clock(request.realtime_ns).and_then(|()| configured(held.root.as_fd(), held.proc.as_fd())))
@@ -76,6 +86,7 @@ pub fn claim(request: &Claim) -> Result<Message, Failure> {
     // SAFETY: the child was given these, and keeps them.
     let [_, device, root, proc] = [0, 1, 2, 3].map(|at| unsafe { sys::numbered(EXTRA + at) });
     set_clock(request.realtime_ns)?;
+    request.hostname.as_deref().map_or(Ok(()), |name| set_name(root, name))?;
     if let Some(text) = &request.resolv {
         let _ = replace(root, c"etc/resolv.conf", &text.0);
     }
@@ -114,15 +125,15 @@ pub fn boot_id(proc: BorrowedFd<'_>) -> io::Result<String> {
 
 /// The host's name, in the kernel and in files.
 pub fn set_name(root: BorrowedFd<'_>, name: &str) -> Result<(), Failure> {
-    set_kernel_name(name)?;
+    set_kernel_name(name).map_err(fault("set the host name"))?;
     name_in_files(root, name);
     Ok(())
 }
 
 /// The host's name in the kernel.
-pub fn set_kernel_name(name: &str) -> Result<(), Failure> {
+pub fn set_kernel_name(name: &str) -> io::Result<()> {
     // SAFETY: a name of the length given.
-    sys::check(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) }).map(drop).map_err(fault("set the host name"))
+    sys::check(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) }).map(drop)
 }
 
 /// A machine whose image has none gets a number of its own, as the image asks for by an empty file.
@@ -214,6 +225,21 @@ pub fn hosts_with(hosts: &str, name: &str) -> Option<String> {
 mod tests {
     use super::*;
     use space_protocol::Bytes;
+
+    #[test]
+    fn a_claim_with_a_name_or_a_resolver_that_cannot_be_is_refused() {
+        let claim = || Claim { realtime_ns: 1, generation: 1, env: vec![], resolv: None, hostname: Some("sb-1".to_owned()) };
+        check_claim(&claim()).unwrap();
+        check_claim(&Claim { hostname: None, ..claim() }).unwrap();
+        for wrong in [
+            Claim { hostname: Some(String::new()), ..claim() },
+            Claim { hostname: Some("a/b".to_owned()), ..claim() },
+            Claim { hostname: Some("x".repeat(65)), ..claim() },
+            Claim { resolv: Some(Bytes(vec![b'#'; 4097])), ..claim() },
+        ] {
+            assert_eq!(check_claim(&wrong).unwrap_err().code, "invalid_argument");
+        }
+    }
 
     fn request() -> Configure {
         Configure { realtime_ns: 1, entropy: Bytes(vec![7; 32]), hostname: "sb-1".to_owned(), env: vec![], generation: 1 }

@@ -86,7 +86,6 @@ pub fn at_once(request: &Imprint, held: &Held) -> Result<Step, Failure> {
     let began = sys::clock(libc::CLOCK_MONOTONIC);
     let (root, proc) = (held.root.as_fd(), held.proc.as_fd());
     configure::add_entropy(held.random.as_fd(), &request.entropy.0).map_err(fault("reseed the kernel's random numbers"))?;
-    configure::set_kernel_name(&request.hostname)?;
     if names_in_place(request, held).is_err() {
         return Ok(Step::Left(Left::Names));
     }
@@ -127,18 +126,25 @@ fn imprinted(hooks: usize, began: Duration) -> Imprinted {
 /// The names, where all that holds them is a plain file of the root file system, or the file over the kernel's boot id.
 fn names_in_place(request: &Imprint, held: &Held) -> io::Result<()> {
     let root = held.root.as_fd();
-    let write = |name: &CStr, text: String| configure::overwrite(plain_file(root, name)?.as_fd(), text.as_bytes());
-    write(c"etc/machine-id", format!("{}\n", request.machine_id))?;
-    write(c"etc/hostname", format!("{}\n", request.hostname))?;
-    let hosts = plain_file(root, c"etc/hosts")?;
-    if let Some(text) = configure::hosts_with(&sys::read_text(&hosts)?, &request.hostname) {
-        configure::overwrite(hosts.as_fd(), text.as_bytes())?;
-    }
+    let machine_id = format!("{}\n", request.machine_id);
+    configure::overwrite(plain_file(root, c"etc/machine-id")?.as_fd(), machine_id.as_bytes())?;
+    name_in_place(root, &request.hostname)?;
     configure::overwrite(held.boot_id.as_fd(), format!("{}\n", request.boot_id).as_bytes())?;
     if configure::boot_id(held.proc.as_fd())? == request.boot_id {
         return Ok(());
     }
     Err(io::Error::from_raw_os_error(libc::ENOENT)) // it was taken away from over the kernel's
+}
+
+/// The host's name, in the kernel and in files that are plain ones.
+pub fn name_in_place(root: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    configure::set_kernel_name(name)?;
+    configure::overwrite(plain_file(root, c"etc/hostname")?.as_fd(), format!("{name}\n").as_bytes())?;
+    let hosts = plain_file(root, c"etc/hosts")?;
+    if let Some(text) = configure::hosts_with(&sys::read_text(&hosts)?, name) {
+        configure::overwrite(hosts.as_fd(), text.as_bytes())?;
+    }
+    Ok(())
 }
 
 /// A regular file of the root file system, whose opening waits for nobody.

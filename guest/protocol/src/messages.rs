@@ -68,6 +68,8 @@ record! {
         pub env: Vec<Variable>,
         /// The text of `/etc/resolv.conf`; it stays as it is when absent.
         pub resolv: Option<Bytes>,
+        /// The host name, where the imprint came before it was known; it stays as it is when absent.
+        pub hostname: Option<String>,
     }
 }
 

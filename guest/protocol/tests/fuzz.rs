@@ -61,7 +61,13 @@ fn requests() -> Vec<Vec<u8>> {
     let mut all = vec![encode(&exec), encode(&configure), encode(&tree), encode(&Source { bytes: 1 << 40 }), encode(&Empty {})];
     let (entropy, hostname) = (Bytes(vec![1; 32]), "a".to_owned());
     all.push(encode(&Imprint { entropy, hostname, machine_id: "0".repeat(32), boot_id: "0".repeat(36) }));
-    all.push(encode(&Claim { realtime_ns: 1, generation: u64::MAX, env: vec![], resolv: Some(Bytes(vec![10])) }));
+    all.push(encode(&Claim {
+        realtime_ns: 1,
+        generation: u64::MAX,
+        env: vec![],
+        resolv: Some(Bytes(vec![10])),
+        hostname: Some("sb-1".to_owned()),
+    }));
     all.extend(file_requests());
     all
 }

@@ -81,9 +81,9 @@ class Guest:
         with self.held_to_protocol():
             wire.expect(wire.Imprinted, await self._session.call("imprint", request))
 
-    async def claim(self, env: Mapping[str, str]) -> None:
-        """Give an imprinted machine its life: clock and environment."""
-        request = wire.Claim(realtime_ns=time.time_ns(), generation=self._life, env=environment(env), resolv=None)
+    async def claim(self, env: Mapping[str, str], *, hostname: str | None = None) -> None:
+        """Give an imprinted machine its life: clock and environment. hostname: where it was imprinted under another."""
+        request = wire.Claim(time.time_ns(), self._life, environment(env), resolv=None, hostname=hostname)
         with self.held_to_protocol():
             wire.expect(wire.Configured, await self._session.call("claim", request))
 

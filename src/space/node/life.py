@@ -151,9 +151,7 @@ class Life:
             ahead.guest.release()
         self._owner.connected(ahead.guest)
         async with self._owner.stage(Stage.CLAIM):
-            await self.while_alive(ahead.guest.claim(record.env))
-        async with self._owner.stage(Stage.CONFIGURE):
-            await self.while_alive(ahead.guest.configure(hostname=record.sandbox, env=record.env))
+            await self.while_alive(ahead.guest.claim(record.env, hostname=record.sandbox))
 
     async def _spawn(self, origin: Origin) -> None:
         vmm = self._around.vmm

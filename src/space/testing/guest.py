@@ -142,7 +142,8 @@ class FakeGuest:
     async def _claim(self, stream: Stream, request: bytes) -> None:
         self.claimed = claim = guest.decode_request(guest.Claim, request)
         if self.configured is not None:
-            self.configured = msgspec.structs.replace(self.configured, env=claim.env, generation=claim.generation)
+            hostname = claim.hostname or self.configured.hostname
+            self.configured = msgspec.structs.replace(self.configured, env=claim.env, generation=claim.generation, hostname=hostname)
         self._life, self._standing = claim.generation, _OWN
         await stream.send_message(guest.Configured(self._boot_id(), "fake", self._uptime_ms(), self.disk_bytes, "0"))
 

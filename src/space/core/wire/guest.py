@@ -71,12 +71,16 @@ class Imprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Give an imprinted machine to a sandbox: its clock, its life (`life`), its environment. resolv: the text of /etc/resolv.conf."""
+    """Give an imprinted machine to a sandbox: its clock, its life (`life`), its environment. resolv: the text of /etc/resolv.conf.
+
+    hostname: of one that was imprinted before anybody knew whose it would be.
+    """
 
     realtime_ns: U64
     generation: U64
     env: list[Pair]
     resolv: Annotated[bytes, Meta(max_length=4096)] | None
+    hostname: str | None = None
 
 
 class Grow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
