@@ -148,6 +148,27 @@ def test_a_disk_that_stays_small_is_a_failure_that_says_so_and_one_that_grows_is
     _in_lab(work)
 
 
+RESTARTS = b"import ctypes; ctypes.CDLL(None).reboot(0x1234567)"
+
+
+def test_a_restored_guest_shuts_down_in_order_and_restarts_as_one_that_booted() -> None:
+    async def work(lab: Lab) -> None:
+        parent = await lab.boot()
+        name = await _snapshot(parent)
+        ending = [await lab.restore(name), await lab.restore(name), parent]
+        await ending[0].session.call("shutdown", guest.Empty())
+        await ending[1].session.open(
+            "exec", guest.Exec([b"python3", b"-c", RESTARTS], None, [], "root", None, stdin=False, keep="pr-end"), finish=False
+        )
+        await parent.session.call("shutdown", guest.Empty())
+        for each in ending:
+            assert "shut itself down" in await asyncio.wait_for(each.machine.wait(), 10)
+            await lab.end(each)
+        await lab.rootd.discard_snapshot(name)
+
+    _in_lab(work)
+
+
 def _certificate(begins: datetime) -> bytes:
     """A key and a self-signed certificate of localhost's, in one file."""
     from cryptography import x509

@@ -166,6 +166,9 @@ fn furnish() -> io::Result<Workloads> {
     sys::write_small(&proc, c"self/oom_score_adj", "-1000")?;
     // A watch is an inotify instance of the user's, of which the kernel gives 128; hundreds are watched at once, beside tools that do so too.
     let _ = sys::write_small(&proc, c"sys/fs/inotify/max_user_instances", "1024");
+    // A restart tries the firmware before what always works, and the firmware of a restored machine has no kernel to boot: it would stay in
+    // there for ever. A triple fault is a reset to every VMM.
+    let _ = std::fs::write("/sys/kernel/reboot/type", "triple");
     // SAFETY: plain calls. Workloads at full load must not keep the channel from being answered.
     unsafe {
         libc::umask(0o022);

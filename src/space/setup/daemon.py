@@ -1,7 +1,7 @@
 """The guest daemon's binary: built once for its sources and compiler, checked, and kept beside the other artefacts.
 
 A second checkout of the same sources finds it by digest and runs no cargo; cargo's own target directory is shared as well, for what
-changed a little.
+they stand on.
 """
 
 from __future__ import annotations
@@ -63,6 +63,12 @@ def check(elf: bytes) -> None:
 
 def _build(guest: Path, target: Path) -> Path:
     target.mkdir(parents=True, exist_ok=True)
+    # What is ours is compiled anew: cargo goes by times and by paths within a checkout, and takes what another checkout compiled a while
+    # ago for these sources if they are older than that.
+    command.run(
+        ["cargo", "clean", "--release", "--locked", "--package", "space", "--package", "space-protocol"],
+        what="clear what was built of the guest daemon", cwd=guest, env={"CARGO_TARGET_DIR": str(target)},
+    )  # fmt: skip
     out = command.run(
         ["cargo", "build", "--release", "--locked", "--bin", "space", "--message-format=json-render-diagnostics"],
         what="build the guest daemon", cwd=guest, env={"CARGO_TARGET_DIR": str(target)},
