@@ -236,7 +236,7 @@ def test_a_sandbox_of_a_warm_template_is_a_clone_in_a_fraction_of_a_boot_and_ano
                 assert state.start == "pool"
                 await host.delete(state.sandbox)
         best = clones[took.index(min(took))].stages_ms
-        own = sum(best[name] for name in ("queue", "slot", "disk", "egress"))
+        own = sum(best[name] for name in ("queue", "slot", "clone", "egress"))
         print(f"create to first exec: cold {first:.2f} s, clone {min(took):.3f} s ({first / min(took):.1f} times), stages {best}")
         print(f"own stages {own:.1f} ms")
         pooled, sooner = await _from_the_pool(host, keeping)

@@ -45,6 +45,9 @@ class Settings:
     # Sizes of templates of which a guest that is up is kept in memory: a sandbox of such a size is a clone of it, there in a fraction of a
     # boot. Each takes some 100 MiB, which are let go when a sandbox needs them. 0: every sandbox boots.
     warm_templates: int = 4
+    # Clones of such a size that are made before anybody asks, at most, each with the memory of a sandbox until one needs it: as many as
+    # were asked for within the last minute. 0: a clone is made when it is asked for.
+    clones_ahead: int = 4
     # A client that dies leaves nothing for longer than this.
     max_ttl_seconds: int = 86_400
     # Boots at the same time: more only make each of them slower. 0: one a processor, two at least.
@@ -266,7 +269,7 @@ def _checked(settings: Settings) -> Settings:
     for key in ("egress_ca_file", "broker_keyring"):
         if (named := getattr(settings, key)) is not None and not Path(named).is_absolute():
             raise InvalidArgument(f"setting {key} is an absolute path, not {named!r}")
-    for key in ("retention_seconds", "metrics_interval_seconds"):
+    for key in ("retention_seconds", "metrics_interval_seconds", "warm_templates", "clones_ahead"):
         if getattr(settings, key) < 0:
             raise InvalidArgument(f"setting {key} is at least 0, not {getattr(settings, key)}")
     if settings.spool_mib_per_process > settings.spool_mib_per_sandbox:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -67,6 +67,7 @@ class Build:
     reason: str | None = None
     lines: list[dict[str, Any]] = field(default_factory=list)
     first: int = 0
+    began: float | None = None  # monotonic: its files came
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
@@ -109,6 +110,8 @@ class Builds:
         self._link = link
         self._quotas = quotas
         self._builds: dict[str, Build] = {}
+        self.observe_build: Callable[[str, float], None] = lambda outcome, seconds: None
+        self.observe_step: Callable[[float], None] = lambda seconds: None
 
     async def load(self, rows: Sequence[Any]) -> None:
         """Take up what the store holds; what was under way then has failed."""
@@ -200,7 +203,7 @@ class Builds:
         """Its files; the build goes on when they are there, whether or not anybody listens. The node's refusal is the build's end."""
         if build.state != "waiting":
             raise Conflict(f"build {build.id} is {build.state}", hint="each build takes its files once")
-        build.state = "building"
+        build.state, build.began = "building", time.monotonic()
         if build.task is not None:
             build.task.cancel()
         request = build.request
@@ -246,6 +249,7 @@ class Builds:
             also = rows_of.ended(build.id, "done", digest=made.digest)
             await self._templates.made(build.tenant, build.name, build.tag, made, also)
             build.digest, build.state = made.digest, "done"
+            self._over(build)
             build.say(kind="end", state="done", digest=made.digest)
         except SpaceError as error:
             self._end(build, error)
@@ -254,8 +258,7 @@ class Builds:
                 self._end(build, Unavailable("the build was ended"))
             raise
 
-    @staticmethod
-    def _heard(build: Build, event: Data | Message) -> api.TemplateInfo | None:
+    def _heard(self, build: Build, event: Data | Message) -> api.TemplateInfo | None:
         if isinstance(event, Data):
             for at in range(0, len(event.payload), _MOST_TEXT):
                 text = bytes(event.payload[at : at + _MOST_TEXT]).decode(errors="replace")
@@ -264,6 +267,8 @@ class Builds:
         told = decoded(event, _ANSWERS)
         if isinstance(told, api.BuildStep):
             build.step, build.steps = told.number, told.of
+            if told.state == "done":
+                self.observe_step(told.took_ms / 1000)
             build.say(kind="step", step=told.number, of=told.of, title=told.title, state=told.state, took_ms=told.took_ms)
         return told if isinstance(told, api.TemplateInfo) else None
 
@@ -273,7 +278,12 @@ class Builds:
             news = TemplateNews("template_failed", build.tenant, f"{build.name}:{build.tag}", str(error)[:2000])
             self._templates.post(build.tenant, change, [news]).add_done_callback(_log_failure)
             build.state, build.reason = "failed", str(error)
+            self._over(build)
             build.say(kind="end", state="failed", code=error.code, reason=str(error))
+
+    def _over(self, build: Build) -> None:
+        if build.began is not None:
+            self.observe_build(build.state, time.monotonic() - build.began)
 
     async def _expire(self, build: Build) -> None:
         await asyncio.sleep(_WAIT_SECONDS)

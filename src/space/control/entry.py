@@ -24,6 +24,7 @@ class Entry:
         self.repeat = repeat
         self.creating = False
         self.ran = record.phase not in (Phase.REQUESTED, Phase.PREPARING)
+        self.ran_first = False  # its first command was counted, or nobody will know how long it took
         self.fault: SpaceError | None = None
         self.lost = False  # the session ended while it was made: the next one's list decides
         self.seen = -1  # the node's revision of the last level, within this session

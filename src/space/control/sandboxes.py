@@ -45,6 +45,7 @@ from space.model.tenants import Usage
 from space.rpc.node_api import NodeInfo, SandboxState
 
 Resolve = Callable[[str, str], tuple[str, str]]
+_FIRST_EXEC = "first_exec"  # a stage of the node that is over only when somebody has run a command
 
 
 class Sandboxes:
@@ -78,7 +79,7 @@ class Sandboxes:
         """Take up what the store holds. Before the link runs. resolve: name and digest of a template's reference."""
         self._link = link
         self._resolve = resolve
-        self._observe_stages: Callable[[dict[str, float]], None] = figures.stages
+        self._stages: Callable[[str, dict[str, float]], None] = figures.stages
         self._ends = Ends(self._book, link)
         self.policies = Policies(self._book, link)
         self.asks = Asks(self._book, link)
@@ -310,9 +311,8 @@ class Sandboxes:
         if entry is not None:
             if level.revision <= entry.seen:
                 return
+            self._measure(entry, level)
             entry.seen = level.revision
-            if level.phase == Phase.RUNNING and entry.record.phase is not Phase.RUNNING and level.stages_ms and entry.creating:
-                self._observe_stages(level.stages_ms)
             self._heed(entry, level)
         record = None if entry is None else entry.record
         self._take(entry, level.sandbox, decide.decide(record, level, creating=entry is not None and entry.creating))
@@ -324,6 +324,17 @@ class Sandboxes:
         self.policies.telling.down()
         for entry in self._book.live.values():
             entry.seen = -1
+
+    def _measure(self, entry: Entry, level: SandboxState) -> None:
+        """How long its create took, once, and its first command; of what was done before this session nobody knows what was counted."""
+        if level.phase != Phase.RUNNING:
+            return
+        if entry.record.phase is not Phase.RUNNING and entry.creating:
+            self._stages(level.start, {name: took for name, took in level.stages_ms.items() if name != _FIRST_EXEC})
+        if not entry.ran_first and _FIRST_EXEC in level.stages_ms:
+            entry.ran_first = True
+            if entry.seen >= 0:
+                self._stages(level.start, {_FIRST_EXEC: level.stages_ms[_FIRST_EXEC]})
 
     def _heed(self, entry: Entry, level: SandboxState) -> None:
         """What a level says beside the phase."""

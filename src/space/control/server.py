@@ -112,7 +112,9 @@ async def compose(instance: Instance, settings: Settings) -> AsyncIterator[Servi
         templates = Templates(store, events, quotas)
         await templates.start(link, sandboxes.usage)
         sandboxes.beside(templates.usage)
-        figures.add(TemplateFigures(lambda: templates.sizes, lambda: templates.builds.under_way))
+        building = TemplateFigures(lambda: templates.sizes, lambda: templates.builds.under_way)
+        templates.builds.observe_build, templates.builds.observe_step = building.built, building.step
+        figures.add(building)
         await sandboxes.start(link, figures, templates.resolve)
         version = __version__
         allowed = networks(settings.webhook_networks)

@@ -63,6 +63,9 @@ class Owner(Protocol):
     def stage(self, stage: Stage) -> AbstractAsyncContextManager[None]:
         """A step, timed and named."""
 
+    def lap(self, stage: Stage, milliseconds: float, *, within: Stage | None = None) -> None:
+        """What a step took that was measured elsewhere; no part any more of the one within which it was."""
+
     def told(self) -> Told:
         """Who hears of its egress."""
 
@@ -121,7 +124,7 @@ class Life:
         binding = self.bind(edge)
         self._undo.push_async_callback(self._end_egress)
         async with steps.beside(binding.begin(), f"{record.sandbox}: egress") as bound:
-            async with self._owner.stage(Stage.DISK):
+            async with self._owner.stage(Stage.CLONE if origin.restore else Stage.DISK):
                 await self._make_files(record, origin)
             async with self._owner.stage(Stage.EGRESS):
                 await bound  # before anything of the guest runs
@@ -160,6 +163,8 @@ class Life:
             self._undo.push_async_callback(self._end_vmm)
             plan = steps.plan_of(self._owner.record)
             self.take(await (vmm.restore(plan) if origin.restore else vmm.boot(plan)))
+        if self.machine is not None and origin.restore:
+            self._owner.lap(Stage.LOAD, self.machine.load_ms, within=Stage.SPAWN)
 
     async def boot_instead(self) -> None:
         """A clone that did not come up: boot from its template's disk, in the same slot, with the egress that it has."""

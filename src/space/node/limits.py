@@ -29,9 +29,7 @@ SYNC = 20.0
 HALT = 30.0
 # Undoing waits until it is done, however long; this only names a host that takes so long.
 UNDO = 3600.0
-# Clones that are made ahead of a template: as many as were asked for within the last minute, and at most so many. A minute after the last
-# they go.
-AHEAD = 4
+# Clones that are made ahead of a template: as many as were asked for within the last minute. A minute after the last they go.
 AHEAD_SECONDS = 60.0
 # After a create: who makes one makes another, or runs a first command, and is not to share the processor with what nobody waits for.
 AHEAD_QUIET = 2.0

@@ -421,6 +421,13 @@ class Lives:
         self.record = msgspec.structs.replace(self.record, stages_ms={**self.record.stages_ms, stage.value: took()})
         await self._around.trace(name, stage, "after")
 
+    def lap(self, stage: Stage, milliseconds: float, *, within: Stage | None = None) -> None:
+        """What a step took that was measured elsewhere; no part any more of the one within which it was."""
+        laps = {**self.record.stages_ms, stage.value: round(milliseconds, 3)}
+        if within is not None:
+            laps[within.value] = round(max(0.0, laps[within.value] - milliseconds), 3)
+        self.record = msgspec.structs.replace(self.record, stages_ms=laps)
+
     def told(self) -> Told:
         """Who hears of its egress."""
         return Told(self._publish, self._keep_traffic)

@@ -255,6 +255,8 @@ class Node:
             max_sandboxes=gate.capacity.sandboxes,
             memory_mib=gate.capacity.memory_mib,
             memory_used_mib=gate.memory_mib,
+            warm=self.warm.known,
+            ahead=self.warm.pool.ready,
         )
 
     def _begin(self, sandbox: Sandbox) -> None:

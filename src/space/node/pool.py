@@ -2,9 +2,9 @@
 
     wanted -> (nothing boots) -> slot, files, VMM, channel, imprint, first command -> stands still -> taken, or let go
 
-As many are kept of a size as were asked for within the last minute, at most `limits.AHEAD`; none of a size that nobody asks for. One is
-made at a time, and only while no sandbox is on its way. Their memory is counted, and gives way to sandboxes. A node that dies leaves
-them to the next one, which finds them as nobody's and undoes them.
+As many are kept of a size as were asked for within the last minute, at most the setting `clones_ahead`; none of a size that nobody asks
+for. One is made at a time, and only while no sandbox is on its way. Their memory is counted, and gives way to sandboxes. A node that dies
+leaves them to the next one, which finds them as nobody's and undoes them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Pool:
     def wanted(self, baked: Baked) -> None:
         """A sandbox of that size is asked for."""
         self._baked[baked.size] = baked
-        self._asked.setdefault(baked.size, deque(maxlen=limits.AHEAD)).append(_now())
+        self._asked.setdefault(baked.size, deque(maxlen=self._around.clones_ahead)).append(_now())
         if self._rest is None:
             self._rest = asyncio.get_running_loop().call_later(limits.AHEAD_SECONDS, self._fewer)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from types import TracebackType
@@ -46,16 +47,19 @@ class ProcessVerbs:
         asked = decode(api.Exec, request)
         sandbox = self._node.find(api.Target(asked.sandbox))
         sandbox.guest()  # refused here when it does not run
+        began = time.monotonic()
         process = sandbox.processes.start(sandbox.as_its_template_has_it(asked))
         if not asked.attach:
             async with self._client(asked.sandbox, process, kill=False):
                 await process.running()
+                sandbox.has_run((time.monotonic() - began) * 1000)
                 await stream.send_message(_started(process), last=True)
             return
         with Reader(process) as reader:
             async with self._client(asked.sandbox, process, kill=asked.kill_on_disconnect):
                 await process.running()
                 await stream.send_message(_started(process))
+                sandbox.has_run((time.monotonic() - began) * 1000)
                 feeding = functools.partial(_feed, stream, process, last=process.eof) if asked.stdin else None
                 await _following(reader, stream, feeding)
                 end = _end(process)

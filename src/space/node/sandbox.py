@@ -33,6 +33,7 @@ from space.node.ledger import Kept, Record
 from space.node.life import Origin
 from space.node.lives import Lives
 from space.node.shield import ended
+from space.node.stages import Stage
 from space.node.surroundings import Surroundings
 from space.node.vmm.seam import SnapshotPlan, Taken
 from space.rpc import life_api
@@ -149,6 +150,12 @@ class Sandbox(Lives):
         if cwd is None and asked.user in (None, self.record.user):
             cwd = self.record.cwd or None
         return msgspec.structs.replace(asked, user=user, cwd=cwd)
+
+    def has_run(self, milliseconds: float) -> None:
+        """A command that somebody asked for has begun so long after that. The first of a life is a stage of it."""
+        if Stage.FIRST_EXEC.value not in self.record.stages_ms and self.record.phase is Phase.RUNNING:
+            self.lap(Stage.FIRST_EXEC, milliseconds)
+            self._publish()
 
     def taken_over(self) -> None:
         """Unavailable while it runs, and this node, which was restarted, is not through with its adoption."""

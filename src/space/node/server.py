@@ -118,6 +118,7 @@ def compose(instance: Instance, settings: Settings, trace: Trace = no_trace) -> 
         history=History(settings.metrics_interval_seconds),
         disk_of=lambda sandbox: instance.sandboxes / sandbox / "disk.img",
         warm_templates=settings.warm_templates,
+        clones_ahead=settings.clones_ahead,
         trace=trace,
     )
     return Node(around, Store(instance.artefacts, instance.templates))

@@ -18,8 +18,10 @@ class Stage(StrEnum):
     QUEUE = "queue"  # its turn among the boots
     SLOT = "slot"  # number and namespace
     DISK = "disk"  # files and cgroup
+    CLONE = "clone"  # the same, of a snapshot's
     EGRESS = "egress"  # the services have what its traffic needs, its policy before all: begun beside the disk, this is what is left
     SPAWN = "spawn"  # the VMM
+    LOAD = "load"  # of it: what it took to load the state that it goes on from
     BOOT = "boot"  # the channel: the guest's daemon said hello
     CONFIGURE = "configure"  # entropy, clock, name, environment
     # instead of the last two, where its memory comes from a snapshot:
@@ -27,6 +29,7 @@ class Stage(StrEnum):
     HELLO = "hello"  # the channel
     IMPRINT = "imprint"  # entropy, names, the template's hooks: it is another machine than those of the same snapshot
     CLAIM = "claim"  # clock, environment, its life
+    FIRST_EXEC = "first_exec"  # later: from the first command that is asked for to its begin
     # ends, and instants that are kept:
     SYNC = "sync"  # the guest has written its files
     SNAPSHOT = "snapshot"  # memory, devices and disk of one instant
@@ -36,9 +39,10 @@ class Stage(StrEnum):
     UNDO = "undo"  # what the life had on the host
 
 
-_MAKING = (Stage.QUEUE, Stage.SLOT, Stage.DISK, Stage.EGRESS, Stage.SPAWN)
-COLD = (*_MAKING, Stage.BOOT, Stage.CONFIGURE)  # a boot
-RESTORED = (*_MAKING, Stage.RESUME, Stage.HELLO, Stage.IMPRINT, Stage.CLAIM)
+COLD = (Stage.QUEUE, Stage.SLOT, Stage.DISK, Stage.EGRESS, Stage.SPAWN, Stage.BOOT, Stage.CONFIGURE)  # a boot
+RESTORED = (
+    Stage.QUEUE, Stage.SLOT, Stage.CLONE, Stage.EGRESS, Stage.SPAWN, Stage.RESUME, Stage.HELLO, Stage.IMPRINT, Stage.CLAIM,
+)  # fmt: skip
 SUSPENSION = (Stage.SYNC, Stage.SNAPSHOT, Stage.RECORD, Stage.UNDO)
 STOP = (Stage.HALT, Stage.UNDO, Stage.STORE, Stage.RECORD)
 
@@ -46,6 +50,7 @@ DEADLINES: dict[Stage, float] = {
     Stage.QUEUE: limits.QUEUE_WAIT,
     Stage.SLOT: limits.ROOTD_STEP,
     Stage.DISK: limits.ROOTD_STEP,
+    Stage.CLONE: limits.ROOTD_STEP,
     Stage.EGRESS: limits.EGRESS,
     Stage.SPAWN: limits.ROOTD_STEP + limits.QMP,
     Stage.BOOT: limits.BOOT,

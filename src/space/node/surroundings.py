@@ -37,4 +37,5 @@ class Surroundings:
     history: History
     disk_of: Callable[[str], Path]  # a sandbox's disk, to have it on stable storage
     warm_templates: int = 0
+    clones_ahead: int = 4
     trace: Trace = no_trace

@@ -380,7 +380,10 @@ class SandboxList(msgspec.Struct, frozen=True, tag_field="t", tag="list"):
 
 
 class NodeInfo(msgspec.Struct, frozen=True, tag_field="t", tag="info"):
-    """The node. isolation: what an operator reads, such as `emulated (development only)`."""
+    """The node. isolation: what an operator reads, such as `emulated (development only)`.
+
+    warm: sizes of templates of which a guest is kept. ahead: clones that stand ready.
+    """
 
     isolation: str
     accelerator: str
@@ -389,6 +392,8 @@ class NodeInfo(msgspec.Struct, frozen=True, tag_field="t", tag="info"):
     max_sandboxes: int
     memory_mib: int
     memory_used_mib: int
+    warm: int = 0
+    ahead: int = 0
 
 
 class Started(msgspec.Struct, frozen=True, tag_field="t", tag="started"):

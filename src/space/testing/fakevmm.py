@@ -42,6 +42,7 @@ class FakeMachine:
         self._pidfd = Pidfd(descriptor)
         self._ours: tuple[Pipe, ...] = ()
         self._pumps: set[asyncio.Task[None]] = set()
+        self.load_ms = 0.5
 
     async def connect(self) -> tuple[Pipe, Pipe]:
         """Fresh pipes, a valve in each."""

@@ -80,6 +80,8 @@ class MemoryNode:
     directory: for its ledger, its socket and a store with a `base` template that no byte of is read.
     """
 
+    clones_ahead = 4  # of each size that is warm
+
     def __init__(
         self,
         directory: Path,
@@ -139,6 +141,7 @@ class MemoryNode:
             history=History(self._interval),
             disk_of=lambda _: self._directory / "ledger.db",
             warm_templates=self._warm,
+            clones_ahead=self.clones_ahead,
             trace=self._trace,
         )
         self._node = Node(around, self.host.store)

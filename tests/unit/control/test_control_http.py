@@ -344,10 +344,20 @@ async def test_metrics_count_requests_sandboxes_and_stages(world: World) -> None
     text = (await world.client.get("/metrics")).text
     assert 'space_http_requests_total{method="POST",route="/v1/sandboxes",status="201",tenant="default"} 1.0' in text
     assert 'space_sandboxes{phase="running",tenant="default"} 1.0' in text
-    assert 'space_create_stage_seconds_count{stage="boot"} 1.0' in text
-    assert 'space_create_stage_seconds_sum{stage="boot"} 0.002' in text
+    assert 'space_create_stage_seconds_count{stage="boot",start="cold"} 1.0' in text
+    assert 'space_create_stage_seconds_sum{stage="boot",start="cold"} 0.002' in text
     assert "space_node_up 1.0" in text
     assert sandbox not in text
+    assert 'stage="first_exec"' not in text
+    assert world.services is not None
+    entry, there = world.services.sandboxes._book.live[sandbox], world.node.sandboxes[sandbox]
+    for took in (3.0, 500.0):
+        world.node._move(there, "running", stages={"boot": 2.0, "first_exec": took})
+        await until(lambda: entry.seen == there.revision)
+    text = (await world.client.get("/metrics")).text
+    assert 'space_create_stage_seconds_count{stage="first_exec",start="cold"} 1.0' in text, "the first command of a sandbox, once"
+    assert 'space_create_stage_seconds_sum{stage="first_exec",start="cold"} 0.003' in text
+    assert 'space_create_stage_seconds_count{stage="boot",start="cold"} 1.0' in text
 
 
 NODE = NodeInfo(EMULATED, "tcg", [], 0, 1, 1, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -236,7 +237,11 @@ async def test_quota_counts_builders_while_they_are_there_and_templates_disks_af
     assert (await used())["sandboxes"] == 0
     await built(client)
     assert await used() == {"sandboxes": 0, "cpus": 0, "memory_mib": 0, "disk_mib": 300, "snapshot_mib": 0, "checkpoints": 0}
-    assert 'space_template_bytes{tenant="default"} 3.145728e+08' in (await client.get("/metrics")).text
+    figures = (await client.get("/metrics")).text
+    assert 'space_template_bytes{tenant="default"} 3.145728e+08' in figures
+    assert 'space_template_build_seconds_count{outcome="done"} 1.0' in figures
+    assert re.search(r"space_template_step_seconds_count [1-9]", figures)
+    assert 'outcome="failed"' not in figures  # the one that was deleted had not begun
     await client.put("/v1/tenants/default/quota", json={"disk_mib": 2300})
     refused = await client.post("/v1/builds", json=ASKED)
     assert (refused.status_code, refused.json()["quota"]) == (503, True), refused.text

@@ -413,6 +413,10 @@ async def test_a_thousand_reattachments(tmp_path: Path) -> None:
 async def test_a_sandbox_is_busy_with_what_nobody_is_attached_to(tmp_path: Path) -> None:
     async with lab(tmp_path) as one:
         before = (await one.state()).revision
+        await drain(await one.open("true"))
+        first = await one.state()
+        assert (first.revision, list(first.stages_ms)[-1]) == (before + 1, "first_exec"), "how long the first command took is told"
+        before = first.revision
         for _ in range(5):
             await drain(await one.open("true"))
         assert ((await one.state()).revision, (await one.state()).busy) == (before, False), "an attached run publishes nothing"

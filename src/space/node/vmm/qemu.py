@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,6 +44,7 @@ class QemuMachine:
         self._console: Console | None = None
         self._pipes: tuple[Pipe, ...] = ()
         self._unheard_hang_up = False
+        self.load_ms = 0.0
 
     async def attach(self) -> None:
         """Connect monitor and console."""
@@ -81,8 +83,10 @@ class QemuMachine:
 
     async def until_loaded(self) -> None:
         """Until the state that it goes on from is loaded. SandboxDied, with what it said last, when it could not be."""
+        began = time.monotonic()
         try:
             await self._monitor().until_loaded()
+            self.load_ms = (time.monotonic() - began) * 1000
         except SandboxDied as error:
             raise SandboxDied(f"the VMM of {self._op.sandbox} could not load its state", hint="rootd's log has what it said") from error
 

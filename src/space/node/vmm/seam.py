@@ -60,6 +60,8 @@ Pipe = socket.socket
 class Machine(Protocol):
     """One VMM process."""
 
+    load_ms: float  # how long it took to load the state that it goes on from; 0.0 of one that was booted or found
+
     async def connect(self) -> tuple[Pipe, Pipe]:
         """Fresh (control, bulk) pipes; the guest's daemon may not be there yet. Earlier pipes are dead after it."""
 
