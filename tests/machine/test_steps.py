@@ -1,4 +1,4 @@
-"""SIGKILL at every named step of every operation on lives, of the real node, the real rootd and real VMMs: nothing is lost, nothing is left.
+"""SIGKILL at every named step of every operation on lives, of the real node, rootd and VMMs: nothing is lost, nothing is left.
 
 A round does one operation, stops it at one step (`node.stages`, `rootd.steps`), kills one process there, and lets the next one begin.
 Then all that the node knows, rootd has and the host holds is the same again, what was stored or ran is there with its memory and its
