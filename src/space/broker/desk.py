@@ -21,6 +21,7 @@ from space.core.rates import Bucket
 from space.model.errors import Internal, InvalidArgument, PermissionDenied, SpaceError
 from space.rpc import broker_api as api
 from space.rpc.asking import Refused
+from space.rpc.minter_client import MinterSocket
 from space.rpc.packets import Packets, taken
 
 log = logging.getLogger("space.broker")
@@ -42,6 +43,7 @@ class Desk:
         self._control: set[Packets] = set()
         self._sandboxes: dict[str, tuple[int, Packets]] = {}
         self._writers: dict[str, Packets] = {}
+        self._minter: MinterSocket | None = None
 
     def connected(self, sock: socket.socket) -> None:
         """A connection of somebody who may register others."""
@@ -64,6 +66,8 @@ class Desk:
         """Hang up on everybody."""
         for end in [*self._control, *(end for _, end in self._sandboxes.values()), *self._writers.values()]:
             end.close()
+        if self._minter is not None:
+            self._minter.close()
 
     # -- control -------------------------------------------------------------------------------------------------
     def _controlled(self, end: Packets, message: bytes, descriptor: int | None) -> None:
@@ -107,6 +111,11 @@ class Desk:
             case api.BindWriter():
                 assert sock is not None
                 self._bind_writer(question, sock)
+            case api.BindMinter():
+                assert sock is not None
+                before, self._minter = self._minter, MinterSocket(sock)
+                if before is not None:
+                    before.close()
             case api.BeginAnew():
                 self._heads.begin_anew(question.writer)
             case api.HeadKey():

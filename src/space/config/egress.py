@@ -1,4 +1,4 @@
-"""What the settings of egress mean: resolvers, networks, the synthetic range. One reading for whoever goes by them.
+"""What the settings of egress mean: resolvers, networks, the synthetic range, token endpoints. One reading for whoever goes by them.
 
 The dialer, and rootd for the packet filter of the dialer's uid, take the same values from here: the two layers cannot differ.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from ipaddress import IPv4Network, ip_address, ip_network
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from space.core.plan.outbound import Outbound
 from space.core.policy.addresses import Address, Network
@@ -26,6 +28,20 @@ _NAMES = 4096  # that a sandbox may use at a time
 _RESOLVER = re.compile(r"(?:\[(?P<six>[^\]]+)\]|(?P<bare>[^:]+|[^:]*:[^:]*:.*))(?::(?P<port>[0-9]{1,5}))?", re.ASCII)
 
 Resolver = tuple[Address, int]
+MOST_ENDPOINTS = 64
+_ENDPOINT = re.compile(r"([a-z0-9][a-z0-9._-]{0,62})=(.+)", re.ASCII)
+# A canonical name (`core.policy.names`) without the library that reads others: set-up runs on the standard library alone.
+_HOST = re.compile(r"(?=.{1,253}\Z)(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)+[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+_TARGET = re.compile(r"/[!-~]*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where tokens are exchanged: https alone. host: canonical. target: path and query."""
+
+    host: str
+    port: int
+    target: str
 
 
 def resolvers(listed: Sequence[str]) -> tuple[Resolver, ...]:
@@ -85,6 +101,43 @@ def synthetic(text: str) -> IPv4Network:
             hint="a prefix of /19 is large enough",
         )
     return network
+
+
+def token_endpoints(listed: Iterable[str]) -> dict[str, Endpoint]:
+    """Those of `token_endpoints`, by name. InvalidArgument names the wrong one, without what its URL holds."""
+    found: dict[str, Endpoint] = {}
+    for text in listed:
+        matched = _ENDPOINT.fullmatch(text)
+        if matched is None:
+            raise InvalidArgument(
+                f"setting token_endpoints: {text.partition('=')[0][:80]!r} is no endpoint",
+                hint='such as "mail=https://auth.example.com/token"',
+            )
+        name = matched[1]
+        if name in found:
+            raise InvalidArgument(f"setting token_endpoints names {name} twice")
+        found[name] = _endpoint(name, matched[2])
+    if len(found) > MOST_ENDPOINTS:
+        raise InvalidArgument(f"setting token_endpoints has {len(found)} endpoints, {MOST_ENDPOINTS} are possible")
+    return found
+
+
+def _endpoint(name: str, url: str) -> Endpoint:
+    where = f"setting token_endpoints: {name}"
+    try:
+        parts = urlsplit(url)
+        port = 443 if parts.port is None else parts.port
+    except ValueError as error:
+        raise InvalidArgument(f"{where} is no URL: {error}") from None
+    if parts.scheme != "https" or parts.username is not None or parts.password is not None or parts.fragment or not port:
+        raise InvalidArgument(f"{where} is not https, or has user information or a fragment", hint="such as https://auth.example.com/token")
+    host = parts.hostname or ""
+    if not _HOST.fullmatch(host):
+        raise InvalidArgument(f"{where} has no host's name in letters, digits and hyphens", hint="such as https://auth.example.com/token")
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    if not _TARGET.fullmatch(target):
+        raise InvalidArgument(f"{where}: its path has characters that have to be escaped")
+    return Endpoint(host, port, target)
 
 
 def _resolver(text: str) -> Resolver:

@@ -74,6 +74,11 @@ class Instance:
         """The processes that hold the memory of shared snapshots."""
         return self.uid_range[7]
 
+    @property
+    def minter_uid(self) -> int:
+        """The minter, which exchanges credentials for tokens."""
+        return self.uid_range[8]
+
     def vm_uid(self, slot: int) -> int:
         """The VMM that runs in `slot`; ValueError outside 0 to SLOTS - 1."""
         return self.uid_range[_FIRST_VM_UID + _slot(slot)]
@@ -208,6 +213,10 @@ class Instance:
     @property
     def audit_socket(self) -> Path:
         return self.run / "audit.sock"
+
+    @property
+    def minter_socket(self) -> Path:
+        return self.run / "minter.sock"
 
     def netns(self, slot: int) -> Path:
         """The bind mount that keeps a slot's network namespace."""

@@ -92,6 +92,9 @@ class Settings:
     # Where the addresses come from that stand for names inside a sandbox. They lead nowhere; another network helps where an agent's own
     # defences refuse this one.
     egress_synthetic: str = "198.18.0.0/15"
+    # Where the broker's minter exchanges credentials for tokens: `name=https://host/path`. A secret says the name; nobody but the operator
+    # says where its client's secret goes. They are verified as upstreams are, and dialled under the same rules (egress_reachable).
+    token_endpoints: tuple[str, ...] = ()
     # What records of egress take of the disk, together; beyond it the oldest go, as they do after audit_days.
     egress_log_mib: int = 4096
     # The key that opens the broker's store: a file of the broker's uid, 0600, made when there is none. None: `broker.keyring` below the
@@ -266,6 +269,7 @@ def _checked(settings: Settings) -> Settings:
     egress.resolvers(settings.egress_resolvers)
     egress.reachable(settings.egress_reachable)
     egress.synthetic(settings.egress_synthetic)
+    egress.token_endpoints(settings.token_endpoints)
     for key in ("egress_ca_file", "broker_keyring"):
         if (named := getattr(settings, key)) is not None and not Path(named).is_absolute():
             raise InvalidArgument(f"setting {key} is an absolute path, not {named!r}")

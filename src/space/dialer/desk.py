@@ -36,6 +36,7 @@ from space.rpc.packets import MOST, Packets, send_with, taken
 log = logging.getLogger("space.dialer")
 
 _MOST_CONTROL = 16
+MINTER = "minter"  # who dials token endpoints: no sandbox has this name
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,9 @@ class Desk:
                 case api.BindAudit():
                     self._records.bind(_wanted(question, sock))
                     sock = None
+                case api.BindMinter():
+                    self._seat(_wanted(question, sock), MINTER, 0)
+                    sock = None
                 case api.SetPolicy():
                     self._life(question.sandbox, question.generation)
                     self._policies.put(question.sandbox, question.policy_generation, question.digest)
@@ -191,16 +195,21 @@ class Desk:
         if before is not None and before.generation > question.generation:
             raise Conflict(f"{question.sandbox} lives as generation {before.generation}, {question.generation} has ended")
         self._policies.put(question.sandbox, question.policy_generation, question.digest)
+        self._seat(sock, question.sandbox, question.generation)
+
+    def _seat(self, sock: socket.socket, name: str, generation: int) -> None:
+        """Whoever speaks over that socket dials for that one from now on."""
+        before = self._sandboxes.get(name)
         if before is not None:
             before.close()
         limits = self._limits
-        mine = replace(self._dialer, resolver=Share(self._resolver, limits.lookups), record=self._records.of(question.sandbox))
+        mine = replace(self._dialer, resolver=Share(self._resolver, limits.lookups), record=self._records.of(name))
         room, messages = asyncio.Semaphore(limits.dials), Bucket(limits.rate, limits.burst)
-        made = Sandbox(question.sandbox, question.generation, sock, mine, room, messages)
+        made = Sandbox(name, generation, sock, mine, room, messages)
         made.end = Packets(
             sock, lambda message, _: self._said(made, message), lambda: self._lost(made), most=dialing.MOST_BYTES + 1
         )  # descriptors that come along are dropped by the kernel
-        self._sandboxes[question.sandbox] = made
+        self._sandboxes[name] = made
 
     def _end(self, sandbox: str, generation: int) -> None:
         held = self._sandboxes.get(sandbox)
@@ -217,7 +226,7 @@ class Desk:
         return held
 
     def _standing(self, question: api.Describe) -> api.Standing:
-        later = sorted(name for name in self._sandboxes if name > question.after)
+        later = sorted(name for name in self._sandboxes if name > question.after and name != MINTER)
         bindings = [self._described(self._sandboxes[name]) for name in later[: api.PAGE]]
         resolvers = [f"{server.address} port {server.port}" for server in self._resolver.servers]
         return api.Standing(question.id, len(self._policies), bindings, self._records.bound, resolvers, len(later) > api.PAGE)
@@ -300,7 +309,7 @@ def _shut(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-def _wanted(question: api.Bind | api.BindAudit, sock: socket.socket | None) -> socket.socket:
+def _wanted(question: api.Bind | api.BindAudit | api.BindMinter, sock: socket.socket | None) -> socket.socket:
     if sock is None:
         raise InvalidArgument(f"{type(question).__name__} comes with one SEQPACKET socket, and this came without")
     return sock

@@ -16,19 +16,21 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import uvloop
 
 from space.config import egress, logs
 from space.config import instance as instances
+from space.config.egress import Endpoint
 from space.config.instance import DATA_ROOT, RUN_ROOT
 from space.config.ready import say_ready
 from space.config.settings import Settings, load_effective
+from space.core.policy import document
 from space.core.policy.addresses import Network
 from space.dialer.connect import connect
-from space.dialer.desk import Desk, Limits
+from space.dialer.desk import MINTER, Desk, Limits
 from space.dialer.dial import Dialer
 from space.dialer.policies import Policies
 from space.dialer.records import Records
@@ -45,14 +47,29 @@ _LIMITS = Limits()
 _LOOKUPS = 2048  # of all sandboxes; each has its share of them
 
 
-def compose(own: Own, resolver: Resolver, listed: Sequence[Network], limits: Limits = _LIMITS) -> tuple[Desk, Records]:
+def of_minter(endpoints: Iterable[Endpoint]) -> Policies:
+    """Policies among which there is the minter's: the token endpoints, and nothing else. Nobody puts another one."""
+    policies = Policies()
+    rules = [{"host": host, "port": port} for host, port in sorted({(one.host, one.port) for one in endpoints})]
+    if rules:
+        made = document.read(document.compose({"sandbox": {"version": 1, "rule": rules}}))
+        policies.add(made)
+        policies.put(MINTER, 0, made.digest)
+    else:
+        policies.put(MINTER, 0, "")
+    return policies
+
+
+def compose(
+    own: Own, resolver: Resolver, listed: Sequence[Network], limits: Limits = _LIMITS, endpoints: Iterable[Endpoint] = ()
+) -> tuple[Desk, Records]:
     """The dialer, within the event loop."""
     records = Records(time.monotonic, limits.record)
 
     async def nobody(_: object) -> None:
         raise OSError("a dial belongs to a sandbox")
 
-    dialer = Dialer(Policies(), resolver, Vetter(own.now, listed).vet, nobody, time.monotonic, connect)
+    dialer = Dialer(of_minter(endpoints), resolver, Vetter(own.now, listed).vet, nobody, time.monotonic, connect)
     return Desk(dialer, resolver, records, time.monotonic, limits), records
 
 
@@ -66,7 +83,8 @@ async def run(
     own = Own()
     resolver = Resolver(servers(settings.egress_resolvers, resolv_conf), time.monotonic, Tuning(lookups=_LOOKUPS))
     following = None if settings.egress_resolvers else Following(resolver, resolv_conf)
-    desk, records = compose(own, resolver, egress.reachable(settings.egress_reachable))
+    endpoints = egress.token_endpoints(settings.token_endpoints).values()
+    desk, records = compose(own, resolver, egress.reachable(settings.egress_reachable), endpoints=endpoints)
     listening = Listening(listener, uids, desk.connected)
     if not resolver.servers:
         log.warning("there is no resolver, so no name can be dialled: %s names none, and egress_resolvers is empty", resolv_conf)

@@ -20,8 +20,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from space.config import authorities, logs
 from space.config import instance as instances
-from space.config import logs
 from space.config.instance import DATA_ROOT, RUN_ROOT, SLOTS, Instance
 from space.config.ready import say_ready
 from space.config.settings import load_effective
@@ -35,7 +35,6 @@ from space.model.errors import InvalidArgument, SpaceError, Unavailable
 log = logging.getLogger("space.gateway")
 
 CAPABILITIES = (6, 7)  # CAP_SETGID, CAP_SETUID
-_MOST_ROOTS = 16 << 20
 
 
 class Forker:
@@ -93,26 +92,6 @@ def check_place(instance: Instance) -> None:
         raise InvalidArgument("the gateway has CAP_SETUID and CAP_SETGID, in its bounding set as well, and no other capability")
     if namespaces.interfaces() != {"lo"} or namespaces.is_up("lo"):
         raise InvalidArgument("the gateway runs in a network namespace of its own, with nothing in it")
-
-
-def authorities(extra: Path | None) -> str:
-    """The machine's roots, and the operator's, as text. Unavailable when the machine's are not to be had."""
-    paths = ssl.get_default_verify_paths()
-    found: list[str] = []
-    known = [Path(path) for path in (paths.cafile, "/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt") if path]
-    for path in [next((one for one in known if one.is_file()), None), extra]:
-        if path is None:
-            continue
-        try:
-            text = path.read_text()[:_MOST_ROOTS]
-        except (OSError, UnicodeDecodeError) as error:
-            raise Unavailable(f"the authorities in {path} cannot be read: {error}") from error
-        if "-----BEGIN CERTIFICATE-----" not in text:
-            raise Unavailable(f"{path} holds no certificate")
-        found.append(text)
-    if not found:
-        raise Unavailable("this machine has no store of authorities", hint="install ca-certificates, or set egress_ca_file")
-    return "\n".join(found)
 
 
 def warm(roots: str) -> None:
@@ -197,7 +176,7 @@ def serve(instance: Instance, listener: socket.socket, wake: socket.socket, read
     """Until a signal comes on `wake`."""
     listener.set_inheritable(False)
     file = load_effective(instance).egress_ca_file
-    roots = authorities(None if file is None else Path(file))
+    roots = authorities.text(None if file is None else Path(file))
     warm(roots)
     zygote = Zygote(listener, frozenset({0, instance.node_uid}), Forker(instance, roots))
     syscalls.set_slice(_SLICE)

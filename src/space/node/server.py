@@ -56,6 +56,7 @@ from space.rpc.broker_client import BrokerControl
 from space.rpc.dialer_client import DialerControl
 from space.rpc.gateway_api import Unasked
 from space.rpc.gateway_client import GatewayClient
+from space.rpc.minter_client import MinterControl
 from space.rpc.rootd_client import RootdClient
 from space.rpc.session import Door
 
@@ -83,6 +84,7 @@ def compose_egress(instance: Instance, settings: Settings, rootd: RootdClient) -
             gateway=Link("gateway", lambda ended: GatewayClient.connect(instance.gateway_socket, heard, ended), GatewayClient.describe),
             broker=Link("broker", lambda ended: BrokerControl.connect(instance.broker_socket, ended), BrokerControl.head_key),
             audit=Link("audit", lambda ended: AuditControl.connect(instance.audit_socket, ended), AuditControl.status),
+            minter=Link("minter", lambda ended: MinterControl.connect(instance.minter_socket, ended), MinterControl.describe),
             dialer=Link("dialer", lambda ended: DialerControl.connect(instance.dialer_socket, ended), DialerControl.describe),
         )
 

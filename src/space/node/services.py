@@ -1,11 +1,11 @@
-"""The four services of egress, as long as each lives: one connection to each, made again when it ends, and what joins them to each other.
+"""The five services of egress, as long as each lives: one connection to each, made again when it ends, and what joins them to each other.
 
     away --connected, and answered once--> up, in its next life --the connection ends--> away
 
 A service that serve starts again is found by the same connection attempt that waits in its listener's backlog, so nobody polls; one that
 nobody listens for is tried after growing pauses. What a service forgets when it dies is told again by whoever watches `arrived`.
-The keeper of the records needs the broker (which vouches for its chains), and the dialer needs the keeper: both are joined here, again
-in each life of either.
+The keeper of the records needs the broker (which vouches for its chains), the dialer the keeper, the minter the broker and the dialer: they
+are joined here, again in each life of either. Without the minter nothing waits: only credentials that it would exchange are refused.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from space.rpc.audit_client import AuditControl
 from space.rpc.broker_client import BrokerControl
 from space.rpc.dialer_client import DialerControl
 from space.rpc.gateway_client import GatewayClient
+from space.rpc.minter_client import MinterControl
 from space.rpc.packets import pair
 
 log = logging.getLogger(__name__)
@@ -122,8 +123,9 @@ class Services:
         broker: Link[BrokerControl],
         audit: Link[AuditControl],
         dialer: Link[DialerControl],
+        minter: Link[MinterControl],
     ) -> None:
-        self.gateway, self.broker, self.audit, self.dialer = gateway, broker, audit, dialer
+        self.gateway, self.broker, self.audit, self.dialer, self.minter = gateway, broker, audit, dialer, minter
         self._joins: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._put: tuple[int, dict[str, asyncio.Future[None]]] = (0, {})  # what the dialer was given, in which of its lives
@@ -155,25 +157,26 @@ class Services:
                 await self.dialer.client.drop_policies(())
 
     def start(self, arrived: Callable[[str, object], None], departed: Callable[[str], None]) -> None:
-        """Keep all four. Both are told the service's name."""
-        links: tuple[Link[GatewayClient] | Link[BrokerControl] | Link[AuditControl] | Link[DialerControl], ...]
-        links = (self.gateway, self.broker, self.audit, self.dialer)
-        for link in links:
+        """Keep them all. Both are told the service's name."""
+        for link in self._all():
             link.start(partial(self._arrived, arrived, link.name), partial(departed, link.name))
 
+    def _all(self) -> tuple[Link[Any], ...]:
+        return (self.gateway, self.broker, self.audit, self.dialer, self.minter)
+
     def away(self) -> list[str]:
-        """Names of those that are."""
+        """Names of those that are, and that every sandbox's traffic needs."""
         return [link.name for link in (self.gateway, self.broker, self.audit, self.dialer) if link.client is None]
 
     async def all_up(self) -> None:
-        """Until every service is."""
+        """Until every service is that every sandbox's traffic needs."""
         await asyncio.gather(self.gateway.up(), self.broker.up(), self.audit.up(), self.dialer.up())
 
     async def stop(self) -> None:
         """Hang up on all of them; what is bound stays bound."""
         self._stopping = True
         await ended(*self._joins)
-        for link in (self.gateway, self.broker, self.audit, self.dialer):
+        for link in self._all():
             await link.stop()
 
     def give_up(self) -> None:
@@ -181,7 +184,7 @@ class Services:
         self._stopping = True
         for task in self._joins:
             task.cancel()
-        for link in (self.gateway, self.broker, self.audit, self.dialer):
+        for link in self._all():
             link.give_up()
 
     def _arrived(self, arrived: Callable[[str, object], None], name: str, found: object) -> None:
@@ -189,6 +192,10 @@ class Services:
             self._join(self._broker_to_audit, (self.broker, self.audit))
         if name in (self.audit.name, self.dialer.name):
             self._join(self._audit_to_dialer, (self.audit, self.dialer))
+        if name in (self.dialer.name, self.minter.name):
+            self._join(self._dialer_to_minter, (self.dialer, self.minter))
+        if name in (self.broker.name, self.minter.name):
+            self._join(self._minter_to_broker, (self.minter, self.broker))
         arrived(name, found)
 
     def _join(self, join: Callable[[], Awaitable[None]], both: tuple[Link[Any], Link[Any]]) -> None:
@@ -222,3 +229,13 @@ class Services:
         ours, theirs = pair()
         with ours, theirs:
             await asyncio.gather(self.audit.now().bind_source(ours, "dialer", "", 0), self.dialer.now().bind_audit(theirs))
+
+    async def _dialer_to_minter(self) -> None:
+        ours, theirs = pair()
+        with ours, theirs:
+            await asyncio.gather(self.dialer.now().bind_minter(ours), self.minter.now().bind_dialer(theirs))
+
+    async def _minter_to_broker(self) -> None:
+        ours, theirs = pair()
+        with ours, theirs:
+            await asyncio.gather(self.minter.now().bind_broker(ours), self.broker.now().bind_minter(theirs))

@@ -2,7 +2,7 @@
 
 | socket | who holds it | asks |
 |---|---|---|
-| control | the node and set-up (peer's uid) | everything but AskLeaf and Vouch; BindSandbox and BindWriter come with a socket |
+| control | the node and set-up (peer's uid) | everything but AskLeaf and Vouch; BindSandbox, BindWriter and BindMinter come with a socket |
 | of a sandbox | that sandbox's worker, for one generation | AskLeaf |
 | of a writer | the keeper of the records | Vouch, GetHead, HeadKey |
 
@@ -71,6 +71,10 @@ class BindWriter(_Question, frozen=True):
     """The socket beside it speaks for those chains of records; earlier sockets of the same chains are closed. Done."""
 
     writers: Annotated[tuple[WriterName, ...], Meta(min_length=1, max_length=8)]
+
+
+class BindMinter(_Question, frozen=True):
+    """The socket beside it leads to the minter (`space.rpc.minter_api`); an earlier one is closed. Done."""
 
 
 class HeadKey(_Question, frozen=True):
@@ -151,11 +155,11 @@ class LeafOf(msgspec.Struct, frozen=True, tag=True):
         return f"LeafOf({self.id})"
 
 
-ToControl = MakeRoot | GetRoot | ForgetRoot | BindSandbox | EndSandbox | BindWriter | HeadKey | GetHead | BeginAnew
+ToControl = MakeRoot | GetRoot | ForgetRoot | BindSandbox | EndSandbox | BindWriter | BindMinter | HeadKey | GetHead | BeginAnew
 ToWriter = Vouch | GetHead | HeadKey
 Answer = Done | Certificate | PublicKey | Head | Vouched | LeafOf | Refused
 
-WITH_SOCKET = (BindSandbox, BindWriter)
+WITH_SOCKET = (BindSandbox, BindWriter, BindMinter)
 CONTROL = msgspec.msgpack.Decoder(ToControl)
 SANDBOX = msgspec.msgpack.Decoder(AskLeaf)
 WRITER = msgspec.msgpack.Decoder(ToWriter)

@@ -67,6 +67,10 @@ class BrokerControl(_Client):
         """Hand over the other end of the socket of whoever keeps these chains; this end is closed here."""
         await self._do(api.BindWriter(self._asker.number(), writers), sock)
 
+    async def bind_minter(self, sock: socket.socket) -> None:
+        """Hand over the other end of a socket that the minter has as the broker's; this end is closed here."""
+        await self._do(api.BindMinter(self._asker.number()), sock)
+
     async def begin_anew(self, writer: str) -> None:
         """That chain begins at nothing."""
         await self._do(api.BeginAnew(self._asker.number(), writer))

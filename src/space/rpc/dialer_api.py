@@ -2,7 +2,7 @@
 
 | socket | who holds it | asks |
 |---|---|---|
-| control | the node (peer's uid) | everything here; PutPolicy comes with a sealed memfd, Bind and BindAudit with a socket |
+| control | the node (peer's uid) | everything here; PutPolicy comes with a sealed memfd, Bind, BindAudit and BindMinter with a socket |
 | of a sandbox | that sandbox's workers, for one generation | connections |
 
 A digest is that of a policy document (`space.core.policy.document`); the empty one stands for no policy, under which nothing is dialled.
@@ -63,6 +63,10 @@ class BindAudit(_Question, frozen=True):
     """The socket beside it leads to the keeper of the records, as the source `dialer`. Until there is one nothing is dialled. Done."""
 
 
+class BindMinter(_Question, frozen=True):
+    """The socket beside it is the minter's: connections to the token endpoints of the settings, and to nothing else. Done."""
+
+
 class Describe(_Question, frozen=True):
     """Answer: Standing, with the bindings of sandboxes whose ids come after `after`."""
 
@@ -103,7 +107,7 @@ class Standing(msgspec.Struct, frozen=True, tag=True):
     more: bool = False
 
 
-ToControl = PutPolicy | Bind | SetPolicy | End | BindAudit | Describe | DropPolicies
+ToControl = PutPolicy | Bind | SetPolicy | End | BindAudit | BindMinter | Describe | DropPolicies
 Answer = Done | Standing | Refused
 
 CONTROL = msgspec.msgpack.Decoder(ToControl)

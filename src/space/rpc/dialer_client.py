@@ -83,6 +83,11 @@ class DialerControl:
         with sock:
             await self._do(api.BindAudit(self._asker.number()), sock.fileno())
 
+    async def bind_minter(self, sock: socket.socket) -> None:
+        """Hand over the other end of the minter's socket; this end is closed here in any case."""
+        with sock:
+            await self._do(api.BindMinter(self._asker.number()), sock.fileno())
+
     async def drop_policies(self, keep: tuple[str, ...]) -> None:
         """Of the others, those that no sandbox is bound to are gone."""
         await self._do(api.DropPolicies(self._asker.number(), keep))
@@ -133,6 +138,11 @@ class DialSocket:
             raise
         finally:
             self._waiting.pop(request.id, None)
+
+    @property
+    def open(self) -> bool:
+        """Whether the dialer has not hung up."""
+        return self._packets.open
 
     def close(self) -> None:
         """Hang up; what waits fails."""

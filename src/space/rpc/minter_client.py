@@ -11,7 +11,7 @@ from typing import Self
 from space.model.errors import Unavailable
 from space.model.secret import Secret
 from space.rpc import minter_api as api
-from space.rpc.asking import Asker
+from space.rpc.asking import Asker, Refused
 
 
 class MinterControl:
@@ -57,7 +57,7 @@ class MinterSocket:
     """The broker's, over a connected socket, which it takes over. ended: called when the minter hangs up."""
 
     def __init__(self, sock: socket.socket, ended: Callable[[], None] | None = None) -> None:
-        self._asker = Asker(sock, api.Token | api.Refused, who="the minter", ended=ended)
+        self._asker = Asker(sock, api.Token | Refused, who="the minter", ended=ended)
 
     @property
     def open(self) -> bool:

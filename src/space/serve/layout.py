@@ -11,7 +11,7 @@
 | audit_data | audit | 0700 | the gateway's records |
 | log | root | 0700 | opened by serve and inherited |
 | rootd.sock | root : node's gid | 0660 | the node alone talks to rootd, which checks the peer as well |
-| broker, audit, dialer, gateway.sock | root : node's gid | 0660 | the node alone binds sandboxes there; they check the peer |
+| broker, audit, dialer, minter, gateway.sock | root : node's gid | 0660 | the node alone binds sandboxes there; they check the peer |
 | node.sock | root : control's gid | 0660 | control alone talks to the node, which checks the peer as well |
 """
 
@@ -93,6 +93,7 @@ def listen(instance: Instance, role: str, settings: Settings) -> socket.socket:
         "broker": instance.broker_socket,
         "audit": instance.audit_socket,
         "dialer": instance.dialer_socket,
+        "minter": instance.minter_socket,
         "gateway": instance.gateway_socket,
     }
     if (path := records.get(role)) is not None:

@@ -19,6 +19,7 @@ def of_instance(instance: Instance) -> list[Role]:
         Role("broker", instance.broker_uid, 5, locks_memory=True),
         Role("audit", instance.audit_uid, 10, package="auditd"),
         Role("dialer", instance.dialer_uid, 5),
+        Role("minter", instance.minter_uid, 5, alone=True),
         Role("gateway", instance.gateway_uid, 5, capabilities=(syscalls.CAP_SETUID, syscalls.CAP_SETGID), alone=True),
         Role("node", instance.node_uid, 10),
         Role("control", instance.control_uid, 10),

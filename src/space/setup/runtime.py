@@ -47,6 +47,7 @@ def proofs() -> tuple[Proof, ...]:
         Proof("space.broker.server", last.broker_uid),
         Proof("space.auditd.server", last.audit_uid),
         Proof("space.dialer.server", last.dialer_uid),
+        Proof("space.minter.server", last.minter_uid),
         Proof("space.gateway.server", last.gateway_uid),
         Proof("space.rootd.server", 0),
         Proof("space.serve.main", 0),

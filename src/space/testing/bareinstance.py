@@ -22,7 +22,7 @@ from space.testing import leaks
 from space.testing.machine import isolated_python
 
 _READY_WITHIN = 60.0
-BESIDE_NODE = ("rootd", "broker", "audit", "dialer", "gateway")  # what a node needs, in this order
+BESIDE_NODE = ("rootd", "broker", "audit", "dialer", "minter", "gateway")  # what a node needs, in this order
 
 
 class BareInstance:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from ipaddress import ip_network
 
 from space.audit.records import Kept, decode
+from space.config.egress import Endpoint
 from space.core.policy.document import compose, digest
 from space.dialer.desk import Desk, Limits
 from space.dialer.exchange import Patience
@@ -69,14 +70,14 @@ class Place:
 
 
 @asynccontextmanager
-async def placed(limits: Limits = _LIMITS, *, audited: bool = True) -> AsyncIterator[Place]:
-    """One. 127.9.0.0/16 is the operator's range."""
+async def placed(limits: Limits = _LIMITS, *, audited: bool = True, endpoints: Sequence[Endpoint] = ()) -> AsyncIterator[Place]:
+    """One. 127.9.0.0/16 is the operator's range. endpoints: of the minter."""
     zone = Zone()
     await serve(zone)
     zone.address(NAME, "127.9.0.1")
     own = Own()
     resolver = Resolver([zone.server], time.monotonic, Tuning(rounds=1, seconds=3, patience=Patience(seconds=1.0)))
-    desk, records = compose_dialer(own, resolver, (ip_network("127.9.0.0/16"),), limits)
+    desk, records = compose_dialer(own, resolver, (ip_network("127.9.0.0/16"),), limits, endpoints)
     theirs, ours = pair()
     desk.connected(theirs)
     control = DialerControl(ours)

@@ -37,6 +37,7 @@ class FakeDialer:
         self.bound: dict[str, Bound] = {}
         self.places: dict[tuple[str, int], tuple[str, int]] = {}
         self.audit: socket.socket | None = None
+        self.minter: socket.socket | None = None
         self.fails: Exception | None = None
         self.calls: list[str] = []
 
@@ -85,6 +86,13 @@ class FakeDialer:
             self.audit.close()
         self.audit = sock
 
+    async def bind_minter(self, sock: socket.socket) -> None:
+        self._called("bind_minter")
+        if self.minter is not None:
+            self.minter.close()
+        with sock:
+            self.minter = sock.dup()
+
     async def drop_policies(self, keep: tuple[str, ...]) -> None:
         self._called("drop_policies")
         used = {*keep, *(bound.digest for bound in self.bound.values())}
@@ -106,6 +114,9 @@ class FakeDialer:
         if self.audit is not None:
             self.audit.close()
             self.audit = None
+        if self.minter is not None:
+            self.minter.close()
+            self.minter = None
 
     def _called(self, what: str) -> None:
         self.calls.append(what)

@@ -1,4 +1,4 @@
-"""The four services of egress in memory, and what may happen to each: it dies, is away for a while, refuses, or hangs.
+"""The services of egress in memory, and what may happen to each: it dies, is away for a while, refuses, or hangs.
 
     services.kill("dialer")                     it forgets everything; who was connected is told; it is back at once
     with services.gone("broker"): ...           nobody listens there
@@ -20,12 +20,12 @@ from typing import Any
 
 from space.model.errors import Gone, NotFound, Unavailable
 from space.node.services import Link, Services
-from space.rpc import audit_api, gateway_api
+from space.rpc import audit_api, gateway_api, minter_api
 from space.testing.fakedialer import FakeDialer
 from space.testing.fakegateway import FakeGateway
 from space.testing.memoryhost import MemoryHost
 
-NAMES = ("gateway", "broker", "audit", "dialer")
+NAMES = ("gateway", "broker", "audit", "dialer")  # that hold something of each sandbox
 
 
 class FakeBroker:
@@ -36,6 +36,7 @@ class FakeBroker:
         self.bound: dict[str, tuple[int, str, socket.socket]] = {}
         self.ended: dict[str, int] = {}
         self.writers: socket.socket | None = None
+        self.minter: socket.socket | None = None
 
     async def head_key(self) -> bytes:
         return bytes(32)
@@ -62,11 +63,20 @@ class FakeBroker:
                 self.writers.close()
             self.writers = sock.dup()
 
+    async def bind_minter(self, sock: socket.socket) -> None:
+        with sock:
+            if self.minter is not None:
+                self.minter.close()
+            self.minter = sock.dup()
+
     def die(self) -> None:
         """It forgets."""
         for sandbox in list(self.bound):
             self._close(sandbox)
         self.ended.clear()
+        if self.minter is not None:
+            self.minter.close()
+            self.minter = None
         if self.writers is not None:
             self.writers.close()
             self.writers = None
@@ -113,6 +123,34 @@ class FakeAudit:
             self.broker = None
 
 
+class FakeMinter:
+    """What it was handed."""
+
+    def __init__(self) -> None:
+        self.handed: dict[str, socket.socket] = {}
+
+    async def describe(self) -> minter_api.Standing:
+        return minter_api.Standing(1, [], "broker" in self.handed, "dialer" in self.handed)
+
+    async def bind_broker(self, sock: socket.socket) -> None:
+        self._take("broker", sock)
+
+    async def bind_dialer(self, sock: socket.socket) -> None:
+        self._take("dialer", sock)
+
+    def die(self) -> None:
+        """It forgets."""
+        for sock in self.handed.values():
+            sock.close()
+        self.handed.clear()
+
+    def _take(self, name: str, sock: socket.socket) -> None:
+        with sock:
+            before, self.handed[name] = self.handed.get(name), sock.dup()
+            if before is not None:
+                before.close()
+
+
 class _Line:
     """One connection."""
 
@@ -152,14 +190,17 @@ class _Line:
 
 
 class MemoryServices:
-    """All four. calls: what was asked of them, as `name.method`."""
+    """All of them. calls: what was asked of them, as `name.method`."""
 
     def __init__(self, host: MemoryHost) -> None:
         self.gateway = FakeGateway(self._heard)
         self.broker = FakeBroker(host)
         self.audit = FakeAudit()
         self.dialer = FakeDialer()
-        self.fakes: dict[str, Any] = {"gateway": self.gateway, "broker": self.broker, "audit": self.audit, "dialer": self.dialer}
+        self.minter = FakeMinter()
+        self.fakes: dict[str, Any] = {
+            "gateway": self.gateway, "broker": self.broker, "audit": self.audit, "dialer": self.dialer, "minter": self.minter,
+        }  # fmt: skip
         self.lines: dict[str, set[_Line]] = defaultdict(set)
         self.calls: list[str] = []
         self.at: dict[tuple[str, str, str], Callable[[], object]] = {}  # (name, method, when): done there, once
@@ -173,7 +214,13 @@ class MemoryServices:
         def link(name: str, greet: str) -> Link[Any]:
             return Link(name, lambda ended: self._connect(name, ended), lambda client: getattr(client, greet)())
 
-        return Services(link("gateway", "describe"), link("broker", "head_key"), link("audit", "status"), link("dialer", "describe"))
+        return Services(
+            link("gateway", "describe"),
+            link("broker", "head_key"),
+            link("audit", "status"),
+            link("dialer", "describe"),
+            link("minter", "describe"),
+        )
 
     def kill(self, name: str) -> None:
         """SIGKILL, and serve starts the next one."""
@@ -234,7 +281,7 @@ class MemoryServices:
 
     def close(self) -> None:
         """Let go of every descriptor."""
-        for name in NAMES:
+        for name in self.fakes:
             self.kill(name)
 
     async def turn(self, name: str, method: str, when: str) -> None:

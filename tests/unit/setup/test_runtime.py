@@ -132,7 +132,10 @@ def test_nothing_goes_while_a_process_was_started_through_the_link(tmp_path: Pat
         with shelf.staged(tmp_path / name) as stage:
             shelf.describe(stage, deps="deps-x")
         old(tmp_path / name)
-    with subprocess.Popen([sys.executable, "-c", "input()", f"{tmp_path}/current/bin/python"], stdin=subprocess.PIPE) as process:
+    argv = [sys.executable, "-c", "print(flush=True); input()", f"{tmp_path}/current/bin/python"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # only now is its command line certain to be there
         assert runtime.sweep(tmp_path / "0.1.0-now", []) == []
         assert process.stdin is not None
         process.stdin.close()
