@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::cgroup::Workloads;
 use crate::devices::Announcements;
-use crate::{metrics, net, sys};
+use crate::{metrics, net, sys, vsock};
 
 /// How long a device may take to appear.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -25,6 +25,8 @@ const PORTS: &str = "/sys/class/virtio-ports";
 pub struct Machine {
     /// The ports `space.control` and `space.bulk`.
     pub ports: [OwnedFd; 2],
+    /// Where the host's connections come from that take the places of the ports, if it has no ports.
+    pub inlets: Option<[OwnedFd; 2]>,
     /// Where workloads live.
     pub workloads: Workloads,
     /// What children of the daemon need of the system.
@@ -66,8 +68,7 @@ pub fn boot() -> Result<Machine, String> {
     sys::make_dir(NEW_ROOT, 0o755).map_err(|error| format!("cannot make {NEW_ROOT}: {error}"))?;
     let disk = wait_for(&events, &format!("the root disk {root}"), || sys::open(root, libc::O_RDONLY))?;
     sys::mount(root, NEW_ROOT, "ext4", libc::MS_NOATIME, "").map_err(|error| format!("cannot mount {root} as ext4: {error}"))?;
-    let control = wait_for(&events, "port space.control", || open_port("space.control"))?;
-    let bulk = wait_for(&events, "port space.bulk", || open_port("space.bulk"))?;
+    let (ports, inlets) = channel(&events, words.get("space.channel").map(String::as_str))?;
     drop(events);
     switch_root().map_err(|error| format!("cannot switch to the root disk: {error}"))?;
     let workloads = furnish().map_err(|error| format!("cannot set up the root disk's mounts and cgroups: {error}"))?;
@@ -81,7 +82,7 @@ pub fn boot() -> Result<Machine, String> {
         disk,
         boot_id: shown_boot_id().map_err(|error| format!("cannot show a boot id: {error}"))?,
     };
-    Ok(Machine { ports: [control, bulk], workloads, held })
+    Ok(Machine { ports, inlets, workloads, held })
 }
 
 /// `key=value` words.
@@ -116,6 +117,22 @@ fn load_modules(below: &Path) -> Result<(), String> {
 fn wait_for<T>(events: &Announcements, what: &str, attempt: impl FnMut() -> io::Result<T>) -> Result<T, String> {
     let waited = events.wait_for(PATIENCE, Some(Duration::from_millis(5)), attempt);
     waited.map_err(|error| format!("{what} did not appear within {} s: {error}", PATIENCE.as_secs()))
+}
+
+/// The pipes to the host: two virtio ports, or what stands for them until the host connects by vsock.
+fn channel(events: &Announcements, kind: Option<&str>) -> Result<([OwnedFd; 2], Option<[OwnedFd; 2]>), String> {
+    match kind {
+        None => {
+            let control = wait_for(events, "port space.control", || open_port("space.control"))?;
+            let bulk = wait_for(events, "port space.bulk", || open_port("space.bulk"))?;
+            Ok(([control, bulk], None))
+        }
+        Some("vsock") => {
+            let fault = |error: io::Error| format!("cannot listen to the host by vsock: {error}");
+            Ok(([vsock::nobody().map_err(fault)?, vsock::nobody().map_err(fault)?], Some(vsock::listen().map_err(fault)?)))
+        }
+        Some(other) => Err(format!("space.channel is {other}, which is none: it can be vsock")),
+    }
 }
 
 /// Open the virtio port of that name.

@@ -1,6 +1,6 @@
 //! `space`, the guest's daemon: the initramfs's `/init`, then PID 1 for as long as the microVM lives.
 //!
-//! It does what the host asks for over two virtio ports (`docs/protocol.md`, section 2) and listens to nothing else. It uses no file
+//! It does what the host asks for over two virtio ports, or two vsock connections (`docs/protocol.md`, section 2) and listens to nothing else. It uses no file
 //! of the guest's system: guest root may delete or replace everything there, and the daemon goes on.
 
 mod boot;
@@ -34,6 +34,7 @@ mod terminal;
 mod tree;
 mod users;
 mod variables;
+mod vsock;
 mod watch;
 
 fn main() {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::Ipv4Addr;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use crate::sys;
 
@@ -54,11 +54,7 @@ fn fault(what: &str) -> impl Fn(io::Error) -> String {
 }
 
 fn socket() -> Result<OwnedFd, String> {
-    // SAFETY: a plain call whose result is then ours.
-    unsafe {
-        let fd = sys::check(libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0)).map_err(fault("the socket"))?;
-        Ok(OwnedFd::from_raw_fd(fd))
-    }
+    sys::socket(libc::AF_INET, libc::SOCK_DGRAM).map_err(fault("the socket"))
 }
 
 fn request(name: &str) -> libc::ifreq {

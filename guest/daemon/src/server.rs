@@ -1,4 +1,4 @@
-//! The loop: two ports, the children, and the clock. One thread, nothing in it waits for anything but epoll.
+//! The loop: two pipes to the host, the children, and the clock. One thread, nothing in it waits for anything but epoll.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,6 +17,7 @@ use crate::processes::Processes;
 use crate::procs;
 use crate::shutdown::Shutdown;
 use crate::sys::{self, Epoll};
+use crate::vsock;
 
 mod open;
 mod verbs;
@@ -24,6 +25,8 @@ mod verbs;
 /// Tokens below this are not a job's.
 const FIRST_JOB: u64 = 2 * SLOTS;
 const SIGNALS: u64 = 2;
+/// Of the control pipe; the bulk pipe's follows.
+const INLETS: u64 = 3;
 /// Bytes that are read from one port before the others have their turn.
 const TURN: usize = 1 << 20;
 
@@ -34,9 +37,21 @@ struct Port {
     writable: bool,
 }
 
+impl Port {
+    fn new(fd: OwnedFd, pipe: Pipe) -> Self {
+        Self { fd, decoder: Decoder::new(pipe, Role::Acceptor), readable: true, writable: true }
+    }
+}
+
+/// A port whose host is away reports EPOLLHUP all the time: only its edges are news.
+fn watch(epoll: &Epoll, fd: &OwnedFd, pipe: Pipe) -> std::io::Result<()> {
+    epoll.add(fd.as_fd(), libc::EPOLLIN | libc::EPOLLOUT, pipe.index() as u64)
+}
+
 /// The daemon after boot.
 pub struct Server {
     ports: [Port; 2],
+    inlets: Option<[OwnedFd; 2]>,
     signals: OwnedFd,
     core: Core,
     /// There is place again in a queue that was full.
@@ -87,12 +102,13 @@ impl Server {
         let epoll = Epoll::new().map_err(fault("make an epoll instance"))?;
         let signals = sys::child_signals().map_err(fault("take signals"))?;
         epoll.add(signals.as_fd(), libc::EPOLLIN, SIGNALS).map_err(fault("watch signals"))?;
-        for (token, port) in (0..).zip(&machine.ports) {
-            // A port whose host is away reports EPOLLHUP all the time: only its edges are news.
-            epoll.add(port.as_fd(), libc::EPOLLIN | libc::EPOLLOUT, token).map_err(fault("watch a port"))?;
+        for (pipe, port) in Pipe::ALL.into_iter().zip(&machine.ports) {
+            watch(&epoll, port, pipe).map_err(fault("watch a port"))?;
+        }
+        for (token, inlet) in (INLETS..).zip(machine.inlets.iter().flatten()) {
+            epoll.add(inlet.as_fd(), libc::EPOLLIN, token).map_err(fault("watch for the host"))?;
         }
         let [control, bulk] = machine.ports;
-        let port = |fd, pipe| Port { fd, decoder: Decoder::new(pipe, Role::Acceptor), readable: true, writable: true };
         let core = Core {
             held: machine.held,
             workloads: machine.workloads,
@@ -110,7 +126,8 @@ impl Server {
             standing: Standing::Own,
             shutdown: None,
         };
-        Ok(Self { ports: [port(control, Pipe::Control), port(bulk, Pipe::Bulk)], signals, core, relieved: false })
+        let ports = [Port::new(control, Pipe::Control), Port::new(bulk, Pipe::Bulk)];
+        Ok(Self { ports, inlets: machine.inlets, signals, core, relieved: false })
     }
 
     /// Serve for ever.
@@ -161,6 +178,8 @@ impl Server {
                 let port = &mut self.ports[token as usize];
                 (port.readable, port.writable) = (true, true);
             }
+            INLETS => self.welcome(Pipe::Control),
+            token if token == INLETS + 1 => self.welcome(Pipe::Bulk),
             SIGNALS => {
                 let mut buf = [0; 1024];
                 while sys::read(self.signals.as_fd(), &mut buf).is_ok_and(|count| count > 0) {}
@@ -175,6 +194,16 @@ impl Server {
                     self.core.processes.mark(token);
                 }
             }
+        }
+    }
+
+    /// The host has connected again, if it was the host: what belonged to its earlier connection ends.
+    fn welcome(&mut self, pipe: Pipe) {
+        let waiting = self.inlets.as_ref().and_then(|inlets| vsock::accept(inlets[pipe.index()].as_fd()));
+        let Some(fd) = waiting.filter(|fd| watch(&self.core.epoll, fd, pipe).is_ok()) else { return };
+        self.ports[pipe.index()] = Port::new(fd, pipe);
+        if let Some(event) = self.core.mux.hang_up(pipe) {
+            self.core.act(&event);
         }
     }
 

@@ -18,9 +18,16 @@ fn check_size(result: isize) -> io::Result<usize> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as usize) }
 }
 
-fn own(result: c_int) -> io::Result<OwnedFd> {
+/// A descriptor that a call has just made, or its error.
+pub fn own(result: c_int) -> io::Result<OwnedFd> {
     // SAFETY: the kernel has just made this descriptor for us; nobody else knows it.
     check(result).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// `socket` with `SOCK_CLOEXEC`.
+pub fn socket(family: c_int, kind: c_int) -> io::Result<OwnedFd> {
+    // SAFETY: no pointers to be wrong.
+    own(unsafe { libc::socket(family, kind | libc::SOCK_CLOEXEC, 0) })
 }
 
 /// Bytes as a C string; `EINVAL` when one of them is NUL.
