@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, assert_never
+from typing import Any
 
 import msgspec
 
@@ -18,7 +18,7 @@ from space.broker.heads import Heads
 from space.broker.lives import Lives
 from space.broker.roots import Roots
 from space.core.rates import Bucket
-from space.model.errors import Internal, InvalidArgument, PermissionDenied, SpaceError
+from space.model.errors import Internal, InvalidArgument, PermissionDenied, SpaceError, Unavailable
 from space.rpc import broker_api as api
 from space.rpc.asking import Refused
 from space.rpc.minter_client import MinterSocket
@@ -123,7 +123,7 @@ class Desk:
             case api.GetHead():
                 return api.Head(question.id, *self._heads.at(question.writer, question.what))
             case _:
-                assert_never(question)
+                raise Unavailable("the broker keeps no credentials yet")
         return api.Done(question.id)
 
     def _bind_sandbox(self, question: api.BindSandbox, sock: socket.socket) -> None:
@@ -160,6 +160,8 @@ class Desk:
         if not asks.take(self._clock()):
             end.hold(_ASK_BURST / _ASK_RATE / 10)  # a flood waits in its own socket
         try:
+            if isinstance(question, api.AskCredential):
+                raise Unavailable("the broker keeps no credentials yet")
             leaf = self._lives.leaf(sandbox, generation, question.name)
         except Exception as error:  # noqa: BLE001 (the boundary)
             end.send(api.encode(_refusal(question.id, error)))

@@ -1,0 +1,78 @@
+"""What a secret of each kind is made of: which parts are secret, which may be told. Values in, checked values out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from space.core.credentials.grant import KINDS, Grant, GrantRefused, Kind, Sigv4
+
+MOST_VALUE = 32_768  # bytes of all secret parts of one
+MOST_PUBLIC = 4096
+# Secret parts and public ones, in each the ones that have to be there.
+_PARTS: dict[str, tuple[frozenset[str], frozenset[str], frozenset[str], frozenset[str]]] = {
+    "static": (frozenset({"value"}), frozenset(), frozenset(), frozenset()),
+    "oauth_refresh": (
+        frozenset({"refresh_token"}),
+        frozenset({"client_secret"}),
+        frozenset({"endpoint", "client_id"}),
+        frozenset({"scope"}),
+    ),
+    "client_credentials": (
+        frozenset({"client_secret"}),
+        frozenset(),
+        frozenset({"endpoint", "client_id"}),
+        frozenset({"scope", "audience"}),
+    ),
+    "aws": (frozenset({"secret_access_key"}), frozenset({"session_token"}), frozenset({"access_key_id"}), frozenset()),
+}
+
+
+def secret_parts(kind: Kind) -> frozenset[str]:
+    """Names of parts that are never told."""
+    return _PARTS[kind][0] | _PARTS[kind][1]
+
+
+def public_parts(kind: Kind) -> frozenset[str]:
+    """Names of parts that may be."""
+    return _PARTS[kind][2] | _PARTS[kind][3]
+
+
+def check(kind: str, public: Mapping[str, Any], secret: Mapping[str, Any]) -> None:
+    """GrantRefused for what is no secret of that kind. Nothing of a value is in its words."""
+    if kind not in KINDS:
+        raise GrantRefused("kind", f"{kind[:40]!r} is not one of {', '.join(KINDS)}")
+    needed, more, told, also = _PARTS[kind]
+    for given, have, may, what in ((secret, needed, more, "secret"), (public, told, also, "public")):
+        for name in sorted(have - given.keys()):
+            raise GrantRefused(name, f"a secret of kind {kind} has it")
+        for name in sorted(given.keys() - have - may):
+            raise GrantRefused(name[:40], f"unknown as a {what} part of kind {kind}", "known: " + (", ".join(sorted(have | may)) or "none"))
+    for name, value in secret.items():
+        if not isinstance(value, bytes) or not value:
+            raise GrantRefused(name, "empty, or no bytes")
+    if sum(len(value) for value in secret.values()) > MOST_VALUE:
+        raise GrantRefused("value", f"longer than {MOST_VALUE} bytes")
+    for name, value in public.items():
+        if not isinstance(value, str) or not value or not value.isprintable() or len(value) > MOST_PUBLIC // 4:
+            raise GrantRefused(name, "text of one line")
+
+
+def fits(kind: Kind, grant: Grant) -> None:
+    """GrantRefused where a secret of that kind cannot go into that grant's slot."""
+    if (kind == "aws") != isinstance(grant.slot, Sigv4):
+        raise GrantRefused(
+            "slot.kind", f"a secret of kind {kind} cannot be a {type(grant.slot).__name__.lower()}", "aws goes with sigv4 alone"
+        )
+
+
+def packed(parts: Mapping[str, bytes]) -> bytes:
+    """Secret parts as they are sealed."""
+    return msgspec.msgpack.encode(dict(parts))
+
+
+def unpacked(data: bytes) -> dict[str, bytes]:
+    """The parts again."""
+    return msgspec.msgpack.decode(data, type=dict[str, bytes])
