@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,10 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import space
-from space.bench import figures
+from space.bench import cost, figures
 from space.bench.figures import Figure, Section
 from space.bench.stack import Stack
-from space.host import namespaces
 
 SANDBOXES = 20
 _SETTLE = 10.0
@@ -27,8 +25,8 @@ def measure(stack: Stack) -> Section:
         made = [pool.submit(space.Sandbox.create, memory_mib=256, client=stack.client) for _ in range(SANDBOXES)]
         for future in made:
             undo.enter_context(future.result())
-        services = _services(stack)
-        vmms = _vmms(stack)
+        services = cost.services(stack.served)
+        vmms = cost.vmms(stack.instance)
         time.sleep(_SETTLE)
         ours: list[float] = []
         theirs: list[float] = []
@@ -46,18 +44,6 @@ def measure(stack: Stack) -> Section:
         },
         {"services_percent": ours, "vmms_percent": theirs},
     )
-
-
-def _services(stack: Stack) -> list[int]:
-    records = json.loads(stack.instance.services.read_text())
-    return [stack.served.pid, *(int(record["pid"]) for record in records)]
-
-
-def _vmms(stack: Stack) -> list[int]:
-    instance = stack.instance
-    uids = range(instance.vm_uid(0), instance.uid_range.stop)
-    living = [entry for entry in Path("/proc").iterdir() if entry.name.isdigit() and namespaces.start_time(int(entry.name)) is not None]
-    return [int(entry.name) for entry in living if entry.exists() and entry.stat().st_uid in uids]
 
 
 def _cpu(pids: list[int]) -> float:

@@ -1,4 +1,4 @@
-"""`space bench [SECTION...] [--json] [--samples FILE]`: measure as root, against a private server, print a table or one object."""
+"""`space bench [SECTION...] [--quick] [--json] [--samples FILE]`: measure as root, on private servers; a table, or one object."""
 
 from __future__ import annotations
 
@@ -18,10 +18,19 @@ from space.model.errors import PermissionDenied
 
 def sections() -> dict[str, Callable[[Stack], Section]]:
     """Every section by name, in the order in which they run."""
+    from space.bench import density, files, gateway, idle, lives, scale, start
     from space.bench import exec as exec_
-    from space.bench import files, gateway, idle, start
 
-    return {"start": start.measure, "exec": exec_.measure, "files": files.measure, "idle": idle.measure, "gateway": gateway.measure}
+    return {
+        "start": start.measure,
+        "exec": exec_.measure,
+        "files": files.measure,
+        "idle": idle.measure,
+        "gateway": gateway.measure,
+        "lives": lives.measure,
+        "density": density.measure,
+        "scale": scale.measure,
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(known)} (default: all)")
     parser.add_argument("--json", action="store_true", help="print one object: {section: {figure: {value, unit, baseline}}}")
     parser.add_argument("--samples", type=Path, metavar="FILE", help="where the raw samples go (default: below the data directory)")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the samples, where a section has many")
     options = parser.parse_args(argv)
     if unknown := sorted(set(options.sections) - set(known)):
         parser.error(f"no such section: {', '.join(unknown)} (there are {', '.join(known)})")
@@ -43,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         begun = time.monotonic()
         print(f"bench {name} ...", end="", file=sys.stderr, flush=True)
-        with stack() as ours:  # a fresh server for each: none sees another's traces
+        with stack(quick=options.quick) as ours:  # a fresh server for each: none sees another's traces
             surroundings = surroundings or environment(ours.node().isolation)
             results[name] = measure(ours)
         print(f" {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)

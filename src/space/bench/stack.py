@@ -15,8 +15,11 @@ import msgspec
 
 import space
 from space.config.instance import Instance
-from space.rpc.node_api import Empty, NodeInfo, SandboxList
-from space.rpc.session import Session
+from space.model.errors import DeadlineExceeded
+from space.model.sandbox import DEFAULT_CPUS, DEFAULT_MEMORY_MIB, DEFAULT_TEMPLATE
+from space.rpc.life_api import Bake
+from space.rpc.node_api import Empty, NodeInfo, SandboxList, SandboxState
+from space.rpc.session import Message, Session
 from space.serve.private import Served, private_instance
 
 
@@ -26,6 +29,11 @@ class Stack:
 
     served: Served
     client: space.Client
+    quick: bool = False
+
+    def rounds(self, whole: int) -> int:
+        """How many samples to take: a tenth of a whole run's, five at least, where the run is a quick one."""
+        return max(5, whole // 10) if self.quick else whole
 
     @property
     def instance(self) -> Instance:
@@ -33,25 +41,40 @@ class Stack:
 
     def node(self) -> NodeInfo:
         """What the node says of itself."""
-        return msgspec.msgpack.decode(asyncio.run(_ask(self.instance, "info")), type=NodeInfo)
+        return msgspec.msgpack.decode(asyncio.run(_ask(self.instance, "info"))[0], type=NodeInfo)
 
-    def stages_ms(self, sandbox_id: str) -> dict[str, float]:
-        """How long each stage of the sandbox's create took in the node."""
-        found = msgspec.msgpack.decode(asyncio.run(_ask(self.instance, "list")), type=SandboxList)
-        return next(state.stages_ms for state in found.sandboxes if state.sandbox == sandbox_id)
+    def state(self, sandbox_id: str) -> SandboxState:
+        """A sandbox as the node tells of it: how it began, and how long each stage of that took."""
+        answers = asyncio.run(_ask(self.instance, "list"))
+        found = [state for answer in answers for state in msgspec.msgpack.decode(answer, type=SandboxList).sandboxes]
+        return next(state for state in found if state.sandbox == sandbox_id)
+
+    def bake(self, memory_mib: int = DEFAULT_MEMORY_MIB) -> None:
+        """There is a warm guest of the default template in that size, of which creates are clones."""
+        asyncio.run(_ask(self.instance, "bake", Bake("bench", DEFAULT_TEMPLATE, DEFAULT_CPUS, memory_mib)))
+
+    def until_ahead(self, count: int, seconds: float = 60.0) -> None:
+        """Until so many clones were made ahead; DeadlineExceeded."""
+        end = time.monotonic() + seconds
+        while self.node().ahead < count:
+            if time.monotonic() > end:
+                raise DeadlineExceeded(f"{count} clones are not made ahead after {seconds:.0f} s")
+            time.sleep(0.1)
 
 
 @contextmanager
-def stack() -> Iterator[Stack]:
-    """A private server for as long as the block runs."""
-    with private_instance() as served, space.Client(api_url=served.url, api_key=served.api_key) as client:
-        yield Stack(served, client)
+def stack(*, quick: bool = False, **settings: str) -> Iterator[Stack]:
+    """A private server for as long as the block runs. It keeps nothing warm unless the settings say so."""
+    with private_instance(settings) as served, space.Client(api_url=served.url, api_key=served.api_key) as client:
+        yield Stack(served, client, quick)
 
 
-async def _ask(instance: Instance, verb: str) -> bytes:
+async def _ask(instance: Instance, verb: str, asked: msgspec.Struct | None = None) -> list[bytes]:
+    """Every message of the answer."""
     session = await Session.connect(instance.node_socket)
     try:
-        return await session.call(verb, Empty())
+        async with await session.open(verb, Empty() if asked is None else asked, finish=True) as stream:
+            return [event.payload async for event in stream if isinstance(event, Message)]
     finally:
         await session.aclose()
 

@@ -75,7 +75,8 @@ class Lives:
 
     async def _prepare(self, origin: Origin) -> None:
         origin = await self._prepare_life(origin)
-        if origin.restore:
+        # A clone keeps what its template's guest ran when it was baked, and no more: usually nothing.
+        if origin.restore and (self.processes.running or not self.record.origin):
             await self._life.while_alive(self.processes.reattach(restarted=False))
         self._become(Request.READY)
         self._was_running, self.booted = True, not origin.restore
@@ -189,7 +190,9 @@ class Lives:
             life.guest.hold()  # its silence means nothing
         try:
             async with self.stage(Stage.SNAPSHOT):
-                return await life.machine.snapshot(plan)
+                taken = await life.machine.snapshot(plan)
+            self.lap(Stage.STOPPED, taken.stopped_ms)
+            return taken
         finally:
             if not paused and plan.resume:
                 life.guest.release()
@@ -373,7 +376,9 @@ class Lives:
     async def _instant(self, plan: SnapshotPlan) -> tuple[Taken, list[Kept]]:
         """For others: children, which copy it at once, or all clones of a template, which may also boot from its disk."""
         kept = self.processes.instant()
-        return await self._take_beside(plan, sync=plan.durable), kept
+        taken = await self._take_beside(plan, sync=plan.durable)
+        self._publish()
+        return taken, kept
 
     async def _take_beside(self, plan: SnapshotPlan, *, sync: bool) -> Taken:
         try:

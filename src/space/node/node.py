@@ -332,7 +332,7 @@ class Node:
         if self._stopping:
             return
         phases = {sandbox.phase for sandbox in self._sandboxes.values()}
-        if phases & {Phase.RUNNING, Phase.PAUSED}:
+        if self.warm.known or phases & {Phase.RUNNING, Phase.PAUSED}:  # where a slot is half of a clone's time, an idle node has some
             self.around.slots.refill()
         elif not phases & {Phase.REQUESTED, Phase.PREPARING, Phase.WAKING, Phase.STARTING}:
             self.around.slots.rest()

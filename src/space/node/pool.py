@@ -156,6 +156,7 @@ class Pool:
                 undo.push_async_callback(guest.aclose)
                 await guest.imprint(name)
                 await _first_command(guest, name)
+                await guest.claim({}, hostname=name)  # for the translator: who takes it claims it again
                 guest.hold()
                 await machine.pause()
             undo.pop_all()

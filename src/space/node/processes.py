@@ -254,6 +254,11 @@ class Processes:
         self._running.add(process)
         self.changed(process)
 
+    @property
+    def running(self) -> int:
+        """How many have not ended, as far as is known."""
+        return len(self._running)
+
     async def reattach(self, *, restarted: bool = True) -> None:
         """A guest that ran before: go on with those that it has kept, and kill there what nobody here knows. restarted: the node was, and
         with it went every client.

@@ -33,6 +33,7 @@ class Stage(StrEnum):
     # ends, and instants that are kept:
     SYNC = "sync"  # the guest has written its files
     SNAPSHOT = "snapshot"  # memory, devices and disk of one instant
+    STOPPED = "stopped"  # of it: how long its processors stood still
     RECORD = "record"  # the ledger names it, on stable storage where that was promised
     HALT = "halt"  # the guest has shut down
     STORE = "store"  # its disk is on stable storage

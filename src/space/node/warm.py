@@ -223,6 +223,7 @@ class Warm:
             await self._forget(row)
             return
         self._ready[row.size] = row
+        self._around.slots.refill()  # a slot is what a clone would wait for most
 
     def _limit(self) -> None:
         while len(self._ready) >= self._most:

@@ -142,8 +142,8 @@ class FakeGuest:
     async def _claim(self, stream: Stream, request: bytes) -> None:
         self.claimed = claim = guest.decode_request(guest.Claim, request)
         if self.configured is not None:
-            hostname = claim.hostname or self.configured.hostname
-            self.configured = msgspec.structs.replace(self.configured, env=claim.env, generation=claim.generation, hostname=hostname)
+            told = {"env": claim.env, "generation": claim.generation, "realtime_ns": claim.realtime_ns}
+            self.configured = msgspec.structs.replace(self.configured, hostname=claim.hostname or self.configured.hostname, **told)
         self._life, self._standing = claim.generation, _OWN
         await stream.send_message(guest.Configured(self._boot_id(), "fake", self._uptime_ms(), self.disk_bytes, "0"))
 

@@ -41,13 +41,12 @@ class Silent(FakeGuest):
         await self.hello.wait()
         await super().serve(control, bulk)
 
-    async def _configure(self, stream: Stream, request: bytes) -> None:
-        if self.configured is not None:
-            await self.clock.wait()
+    async def _claim(self, stream: Stream, request: bytes) -> None:
+        await self.clock.wait()
         if self.answer is not None:
             await stream.send_message(msgspec.msgpack.encode(self.answer))
             return
-        await super()._configure(stream, request)
+        await super()._claim(stream, request)
 
 
 async def create(session: Session) -> str:
