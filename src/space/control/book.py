@@ -130,17 +130,23 @@ class Book:
         self._changed(entry)
         return entry
 
-    async def add_all(self, made: Sequence[Record], also: Callable[[Connection], Any], news: Sequence[News]) -> list[Entry]:
-        """New sandboxes, all of them in one transaction or none. Their places are taken before anything is waited for."""
-        entries = [Entry(record) for record in made]
+    async def add_all(
+        self, made: Sequence[Record], repeat: Repeat | None, also: Callable[[Connection], Any], news: Sequence[News]
+    ) -> list[Entry]:
+        """New sandboxes, all of them in one transaction or none. Their places are taken before anything is waited for. repeat: names the
+        first, and stands for all.
+        """
+        entries = [Entry(record, repeat if record is made[0] else None) for record in made]
+        if repeat is not None:
+            self._remember(repeat)
         for entry in entries:
             entry.creating = True
             self.live[entry.record.id] = entry
 
         def change(connection: Connection) -> None:
             also(connection)
-            for record in made:
-                records.add(connection, record, None)
+            for entry in entries:
+                records.add(connection, entry.record, entry.repeat)
 
         try:
             await self.write(made[0].tenant, change, [*news, *(News("created", record) for record in made)])
@@ -213,7 +219,7 @@ class Book:
 
     def drop(self, entry: Entry, fault: SpaceError) -> None:
         """Nothing was kept: the caller's answer says why."""
-        self._release(entry)
+        self.release(entry)
         entry.fault = fault
         self.live.pop(entry.record.id, None)
         entry.move(entry.record.changed(phase=Phase.FAILED, reason=fault.message, ended_us=time.time_ns() // 1000))
@@ -225,7 +231,7 @@ class Book:
             await self.write(record.tenant, lambda connection: records.save(connection, record), self._news(entry))
         finally:
             if record.phase is Phase.FAILED and not entry.ran:
-                self._release(entry)
+                self.release(entry)
             self.live.pop(record.id, None)
             self._burying -= 1
             entry.burying = False
@@ -271,8 +277,8 @@ class Book:
         self._repeats[(repeat.tenant, repeat.key)] = repeat
         self.timers.at(repeat.created_us / 1e6 + limits.IDEMPOTENCY_SECONDS, lambda: self._unremember(repeat))
 
-    def _release(self, entry: Entry) -> None:
-        """The sandbox never ran, so its idempotency key is free for another attempt."""
+    def release(self, entry: Entry) -> None:
+        """The sandbox never came to be, so its idempotency key is free for another attempt."""
         if entry.repeat is not None:
             self._unremember(entry.repeat)
 

@@ -33,6 +33,8 @@ from space.rpc.node_api import Create, SandboxState
 
 _NEVER_BEGUN = (InvalidArgument, NotFound, TooLarge)  # of these a node's words before `preparing` mean that it made nothing
 
+USED, USED_HINT = "this Idempotency-Key was used with another body", "a new request needs a new key; a repeat sends the same body"
+
 
 class Creation:
     """Who makes sandboxes. heed: takes a level of the node. absent: the node has no such sandbox.
@@ -185,9 +187,7 @@ class Creation:
     async def join(self, tenant: str, earlier: Repeat, digest: bytes, *, wait: bool) -> SandboxInfo:
         """What the first request with this idempotency key got."""
         if earlier.digest != digest:
-            raise Conflict(
-                "this Idempotency-Key was used with another body", hint="a new request needs a new key; a repeat sends the same body"
-            )
+            raise Conflict(USED, hint=USED_HINT)
         entry = self._book.live.get(earlier.sandbox)
         if entry is not None and not entry.record.ended:
             return await self.running(entry) if wait else entry.record.info()

@@ -13,17 +13,19 @@ import time
 from collections.abc import Callable
 
 from space.control.book import Book
-from space.control.creation import Creation
+from space.control.creation import USED, USED_HINT, Creation
 from space.control.entry import Entry
 from space.control.events import News
 from space.control.lives import Lives
 from space.control.policies import Policies
 from space.control.quotas import Quotas
-from space.control.records import WANTED, Record
+from space.control.records import WANTED, Record, Repeat
 from space.core.lifecycle.table import Refuse, Request, answer
-from space.model.errors import Unavailable
+from space.model.errors import Conflict, Gone, SpaceError, Unavailable
 from space.model.ids import new_sandbox_id
 from space.model.sandbox import Phase, SandboxInfo, SandboxSpec
+
+Asked = tuple[str, bytes]  # an idempotency key, and the digest of what was asked with it
 
 
 class Forks:
@@ -36,17 +38,40 @@ class Forks:
         self._creation = creation
         self._quotas = quotas
 
-    async def fork(self, parent: Entry, spec: SandboxSpec, count: int, room: Callable[[int], None]) -> list[SandboxInfo]:
-        """The children. room: NoCapacity unless there is room for so many more."""
+    async def again(self, tenant: str, sandbox: str, count: int, repeat: Asked | None) -> list[SandboxInfo] | None:
+        """What the first request with this idempotency key got; None: this is the first. Conflict, Gone, or why there are none."""
+        earlier = None if repeat is None else self._book.repeated(tenant, repeat[0])
+        if earlier is None or repeat is None:
+            return None
+        if earlier.digest != repeat[1]:
+            raise Conflict(USED, hint=USED_HINT)
+        # One instant's children have one time, which is that of the key's use as well.
+        made = [entry for entry in self._book.live.values() if _of(entry.record, sandbox, earlier) and not entry.record.ended]
+        if len(made) < count:
+            raise Gone(f"{count - len(made)} of the {count} children of this Idempotency-Key have ended", hint="use a new key for new ones")
+        return [await self._creation.running(entry) for entry in made]
+
+    async def fork(
+        self, parent: Entry, spec: SandboxSpec, count: int, room: Callable[[int], None], repeat: Asked | None = None
+    ) -> list[SandboxInfo]:
+        """The children. room: NoCapacity unless there is room for so many more. repeat: idempotency key, and digest of what was asked."""
 
         async def work() -> list[SandboxInfo]:
-            children = await self._begin(parent, spec, count, room)
-            await self._creation.forked(parent, children)
+            there = await self.again(parent.record.tenant, parent.record.id, count, repeat)  # it may have come while this one waited
+            if there is not None:
+                return there
+            children = await self._begin(parent, spec, count, room, repeat)
+            try:
+                await self._creation.forked(parent, children)
+            except SpaceError as fault:
+                if not isinstance(fault, Unavailable):  # then the list says what became of them, and so does a repeat
+                    self._book.release(children[0])
+                raise
             return [child.record.info() for child in children]
 
         return await self._lives.alone(parent, work, f"fork {parent.record.id}")
 
-    async def _begin(self, parent: Entry, spec: SandboxSpec, count: int, room: Callable[[int], None]) -> list[Entry]:
+    async def _begin(self, parent: Entry, spec: SandboxSpec, count: int, room: Callable[[int], None], repeat: Asked | None) -> list[Entry]:
         record = parent.record
         chosen = await self._policies.inherited(record, count)
         record = parent.record
@@ -74,7 +99,8 @@ class Forks:
             for _ in range(count)
         ]
         told = News("forked", record, children=[child.id for child in made])
-        children = await self._book.add_all(made, self._policies.keep(chosen), [told])
+        used = None if repeat is None else Repeat(record.tenant, *repeat, made[0].id, now)
+        children = await self._book.add_all(made, used, self._policies.keep(chosen), [told])
         for child in children:
             self._policies.begun(child, chosen)
         return children
@@ -86,3 +112,7 @@ class Forks:
             raise said.fault(record.id, record.reason)
         if not self._creation.can:
             raise Unavailable("the node is not connected", hint="it is being restarted if it died; repeat in a few seconds")
+
+
+def _of(record: Record, parent: str, earlier: Repeat) -> bool:
+    return record.parent == parent and record.created_us == earlier.created_us

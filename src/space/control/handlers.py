@@ -19,21 +19,27 @@ from space.rpc.node_api import Done, Metrics, Target, Tree
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,128}\Z")
 
 
+def repeated(call: Call, said: bytes) -> tuple[str, bytes] | None:
+    """The request's Idempotency-Key, if it has one, and a digest of what it asks for: not of how that was spelled, for a client may order
+    or space its JSON anew. InvalidArgument.
+    """
+    key = call.headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not _IDEMPOTENCY_KEY.match(key):
+        raise InvalidArgument("Idempotency-Key: 1 to 128 printable ASCII characters without blanks", hint="a UUID will do")
+    return key, hashlib.sha256(said).digest()
+
+
 async def create_sandbox(call: Call, services: Services) -> Answer:
     """POST /v1/sandboxes."""
     wait = flag(call.argument("wait"), "wait", default=True)
     body = await call.json()
     asked = wire.decode(body, CreateRequest)
     spec = wire.sandbox_spec(asked, max_ttl_seconds=services.settings.max_ttl_seconds)
-    repeat = None
-    key = call.headers.get("idempotency-key")
-    if key is not None:
-        if not _IDEMPOTENCY_KEY.match(key):
-            raise InvalidArgument("Idempotency-Key: 1 to 128 printable ASCII characters without blanks", hint="a UUID will do")
-        # Of what was asked, not of how it was spelled: a client may order or space its JSON anew.
-        said = msgspec.json.encode(wire.asked_for(spec))
-        said += b"" if asked.policy is None else msgspec.json.encode(asked.policy, order="deterministic")
-        repeat = (key, hashlib.sha256(said).digest())
+    said = msgspec.json.encode(wire.asked_for(spec))
+    said += b"" if asked.policy is None else msgspec.json.encode(asked.policy, order="deterministic")
+    repeat = repeated(call, said)
     info = await services.sandboxes.create(call.tenant, spec, wait=wait, repeat=repeat, policy=asked.policy)
     call.sandbox = info.id
     return answers.value(info, 201 if wait else 202)

@@ -129,3 +129,6 @@ GUEST: tuple[type[SpaceError], ...] = (Conflict, Gone, SandboxDied, GuestError, 
 NDJSON = "application/x-ndjson"
 USER = Query("user", "Guest user; missing: `user`", TEXT)
 WHERE = (Query("path", "Absolute, or below the user's home", TEXT, required=True), USER)
+IDEMPOTENCY = Query(
+    "Idempotency-Key", "A repeat within 24 hours with the same body gives what the first made", {"type": "string", "maxLength": 128}
+)

@@ -19,7 +19,7 @@ from space.control import (
     routes_tenants,
     trees,
 )
-from space.control.route import GUEST, JSON, SANDBOX, TEXT, WHERE, Access, Body, Query, Reply, Route
+from space.control.route import GUEST, IDEMPOTENCY, JSON, SANDBOX, TEXT, WHERE, Access, Body, Query, Reply, Route
 from space.control.wire import (
     CreateRequest,
     Health,
@@ -58,13 +58,7 @@ _SANDBOXES: tuple[Route, ...] = (
         ),
         errors=(NoCapacity, Conflict, Gone, SandboxDied, GuestError, DeadlineExceeded, ProtocolError, NotFound),
         query=(Query("wait", "false: answer as soon as it is stored", {"type": "boolean", "default": True}),),
-        headers=(
-            Query(
-                "Idempotency-Key",
-                "A repeat within 24 hours with the same body gives the same sandbox",
-                {"type": "string", "maxLength": 128},
-            ),
-        ),
+        headers=(IDEMPOTENCY,),
         body=Body({JSON: CreateRequest}, required=False),
     ),
     Route(

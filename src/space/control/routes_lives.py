@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from space.control import answers, wire
 from space.control.answers import Answer
 from space.control.call import Call
+from space.control.handlers import repeated
 from space.control.lives import Wish
-from space.control.route import GUEST, JSON, SANDBOX, Access, Body, Reply, Route
+from space.control.route import GUEST, IDEMPOTENCY, JSON, SANDBOX, Access, Body, Reply, Route
 from space.control.services import Services
 from space.control.wire_lives import CheckpointList, ForkedList, ForkRequest, RollbackRequest, WakeRequest
 from space.core.lifecycle.table import Request
@@ -43,7 +46,8 @@ async def rollback(call: Call, services: Services) -> Answer:
 async def fork(call: Call, services: Services) -> Answer:
     """POST .../fork."""
     asked = wire.decode(await call.json(), ForkRequest)
-    return answers.value(ForkedList(await services.sandboxes.fork(call.tenant, call.params["id"], asked)), 201)
+    repeat = repeated(call, msgspec.json.encode(["fork", call.params["id"], asked], order="deterministic"))
+    return answers.value(ForkedList(await services.sandboxes.fork(call.tenant, call.params["id"], asked, repeat)), 201)
 
 
 async def checkpoint(call: Call, services: Services) -> Answer:
@@ -140,8 +144,9 @@ ROUTES: tuple[Route, ...] = (
         "Children of one instant of it, which goes on",
         Access.TENANT,
         fork,
-        (Reply(201, "They run, all of them", {JSON: ForkedList}),),
+        (Reply(201, "They run, all of them (or are what an earlier request with this Idempotency-Key made)", {JSON: ForkedList}),),
         errors=_LIFE,
+        headers=(IDEMPOTENCY,),
         body=Body({JSON: ForkRequest}, required=False),
     ),
 )

@@ -164,11 +164,14 @@ class Sandboxes:
         self._book.spawn(self._creation.drive(entry, keep_refused=not wait), f"create {record.id}")
         return await self._creation.running(entry) if wait else entry.record.info()
 
-    async def fork(self, tenant: str, sandbox: str, asked: ForkRequest) -> list[SandboxInfo]:
-        """Children of one instant of it, each running; or none, and why. It goes on in any case."""
+    async def fork(self, tenant: str, sandbox: str, asked: ForkRequest, repeat: tuple[str, bytes] | None = None) -> list[SandboxInfo]:
+        """Children of one instant of it, each running; or none, and why. It goes on in any case. repeat: as of `create`."""
+        there = await self._forks.again(tenant, sandbox, asked.count, repeat)
+        if there is not None:
+            return there
         entry = await self._wanted(tenant, sandbox)
         spec = child_spec(entry.record.spec, asked, max_ttl_seconds=self._max_ttl)
-        return await self._forks.fork(entry, spec, asked.count, self._room)
+        return await self._forks.fork(entry, spec, asked.count, self._room, repeat)
 
     def _room(self, count: int) -> None:
         if self._closing:

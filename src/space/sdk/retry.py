@@ -1,8 +1,8 @@
 """When a request may be repeated, and after how long. Decisions only.
 
-Repeated are GET, DELETE, a create that carries an idempotency key, a start that carries the process's id, and what sets a value whole (a
-file's bytes, modes, a quota): a second arrival changes nothing. An attached command, input, an upload, a pause are never repeated by the
-SDK: only the caller knows whether twice is right. docs/sdk.md has the table.
+Repeated are GET, DELETE, a create or a fork that carries an idempotency key, a start that carries the process's id, and what sets a value
+whole (a file's bytes, modes, a quota): a second arrival changes nothing. An attached command, input, an upload, a pause are never repeated
+by the SDK: only the caller knows whether twice is right. docs/sdk.md has the table.
 """
 
 from __future__ import annotations

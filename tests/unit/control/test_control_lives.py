@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
 import httpx
@@ -406,6 +407,47 @@ async def test_children_of_a_fork_are_sandboxes_of_their_own(world: World) -> No
     assert ("forked", "running") in await kinds(world, parent)
     async with await world.other_tenant() as stranger:
         assert (await stranger.get(f"/v1/sandboxes/{made[0]['id']}")).status_code == 404
+
+
+def _forked(world: World, parent: str, key: str, **asked: Any) -> Awaitable[httpx.Response]:
+    return world.client.post(f"/v1/sandboxes/{parent}/fork", json=asked, headers={"Idempotency-Key": key})
+
+
+@dialogue()
+async def test_a_fork_that_is_repeated_with_its_key_makes_no_more_children(world: World) -> None:
+    parent = await world.create()
+    world.node.life.hold_fork = asyncio.Event()
+    both = [asyncio.ensure_future(_forked(world, parent, "once", count=2)) for _ in range(2)]
+    await until(lambda: len(world.node.sandboxes) == 3)
+    world.node.life.hold_fork.set()
+    first, second = [(await one).json()["sandboxes"] for one in both]
+    assert [one["id"] for one in first] == [one["id"] for one in second]
+    assert [one["phase"] for one in (*first, *second)] == ["running"] * 4
+    again = (await _forked(world, parent, "once", count=2)).json()["sandboxes"]
+    assert [one["id"] for one in again] == [one["id"] for one in first]
+    assert (await _forked(world, parent, "once", count=3)).status_code == 409, "another body"
+    other = (await _forked(world, parent, "twice", count=2)).json()["sandboxes"]
+    assert not {one["id"] for one in other} & {one["id"] for one in first}
+    await world.client.delete(f"/v1/sandboxes/{first[1]['id']}")
+    gone = await _forked(world, parent, "once", count=2)
+    assert (gone.status_code, gone.json()["code"]) == (410, "gone")
+    assert len(world.node.sandboxes) == 1 + 2 + 2 - 1
+
+
+@dialogue(start=False)
+async def test_a_key_of_a_fork_is_known_after_a_restart_and_free_again_where_the_fork_failed(world: World) -> None:
+    async with controlled(world):
+        parent = await world.create()
+        made = (await _forked(world, parent, "once", count=2)).json()["sandboxes"]
+    async with controlled(world):
+        again = (await _forked(world, parent, "once", count=2)).json()["sandboxes"]
+        assert {one["id"] for one in again} == {one["id"] for one in made}
+        world.node.refuse_create = NoCapacity("full")
+        assert (await _forked(world, parent, "later")).json()["code"] == "no_capacity"
+        world.node.refuse_create, world.node.fail_create = None, "its VM did not start"
+        assert (await _forked(world, parent, "later")).json()["code"] == "sandbox_died"
+        world.node.fail_create = None
+        assert (await _forked(world, parent, "later")).status_code == 201
 
 
 @dialogue(max_sandboxes=3)

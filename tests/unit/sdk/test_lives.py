@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import httpx
 import pytest
 import uvloop
 
@@ -84,6 +85,17 @@ def test_a_call_wakes_what_a_rule_put_to_rest_on_the_mock_server_and_not_what_wa
         sandbox.update(wake_on_call=False)
         with pytest.raises(Conflict):
             sandbox.run(["true"])
+
+
+def test_a_fork_whose_answer_was_lost_is_repeated_and_makes_no_second_children() -> None:
+    server = MockServer()
+    with server.client() as client, Sandbox.create(client=client) as sandbox:
+        server.fail_next(httpx.ReadError("lost"), path="/fork", after=True)
+        children = sandbox.fork(2)
+        assert len(server.sandboxes) == 3
+        assert {child.id for child in children} == server.sandboxes.keys() - {sandbox.id}
+        assert len(sandbox.fork(1)) == 1
+        assert len(server.sandboxes) == 4
 
 
 def test_the_asynchronous_one_forks_as_well() -> None:

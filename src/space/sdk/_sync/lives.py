@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
@@ -71,14 +72,23 @@ class SandboxLives:
         """Make it what it was at a checkpoint, memory, processes and disk; its present is lost. NotFound when there is no such one."""
         self._live("rollback", json={"checkpoint": _name(checkpoint)}, repeatable=False)
 
-    def fork(self, count: int = 1, *, ttl_seconds: int | None = None, metadata: Mapping[str, str] | None = None) -> list[Self]:
+    def fork(
+        self,
+        count: int = 1,
+        *,
+        ttl_seconds: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+    ) -> list[Self]:
         """Children of this instant, each a sandbox of its own that goes on from here; this one goes on too. All of them run, or none.
 
-        ttl_seconds, metadata: of each; as this one's unless given. Leaving a child's context manager deletes it.
+        ttl_seconds, metadata: of each; as this one's unless given. Leaving a child's context manager deletes it. The request carries an
+        idempotency key (a random one unless given), so a repeat after a lost answer makes no second children.
         """
         wanted: dict[str, Any] = {"count": count} | ({} if ttl_seconds is None else {"ttl_seconds": ttl_seconds})
         wanted |= {} if metadata is None else {"metadata": dict(metadata)}
-        answer = self._client.call("POST", f"{self._path}/fork", json=wanted, seconds=LIFE_SECONDS)
+        headers = {"idempotency-key": idempotency_key or secrets.token_hex(16)}
+        answer = self._client.call("POST", f"{self._path}/fork", json=wanted, headers=headers, seconds=LIFE_SECONDS, repeatable=True)
         return [self._child(sandbox_info(one)) for one in _listed(answer, "sandboxes")]
 
     def _live(self, verb: str, *, json: Any = None, repeatable: bool = True) -> None:

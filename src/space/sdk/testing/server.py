@@ -76,6 +76,7 @@ class MockServer:
         self._faults: list[tuple[str, BaseException]] = []
         self._cuts: list[tuple[str, int]] = []
         self._created: dict[str, str] = {}
+        self._forked: dict[str, list[str]] = {}
         self._keys: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
         self.goes_on = threading.Event()
@@ -198,6 +199,8 @@ class MockServer:
                 return self.events.answer(request)
             case method, ["v1", "keys", *rest]:
                 return self._key(method, rest, request)
+            case "POST", ["v1", "sandboxes", sandbox_id, "fork"]:
+                return self._fork(self.sandbox(sandbox_id), request)
             case "DELETE", ["v1", "sandboxes", sandbox_id]:
                 return self._delete(self.sandbox(sandbox_id))
             case method, ["v1", "sandboxes", sandbox_id, *rest]:
@@ -242,6 +245,15 @@ class MockServer:
                 self._created[repeat] = sandbox.id
         self.events.tell("created", sandbox)
         return answer(sandbox.document(), 201)
+
+    def _fork(self, parent: MockSandbox, request: httpx.Request) -> httpx.Response:
+        repeat = request.headers.get("idempotency-key", "")
+        if repeat in self._forked:
+            return answer({"sandboxes": [self.sandbox(name).document() for name in self._forked[repeat]]}, 201)
+        made = self._routes.answer("POST", parent, ["fork"], request)
+        if repeat and made.status_code == 201:
+            self._forked[repeat] = [one["id"] for one in made.json()["sandboxes"]]
+        return made
 
     def _child(self, parent: MockSandbox, spec: dict[str, Any]) -> MockSandbox:
         child = MockSandbox(new_sandbox_id(), spec, time.time(), policy=dict(parent.policy), own_policy=parent.own_policy)
