@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Literal
 
+from space.core.credentials import slots
 from space.core.wire.http1 import HOP_BY_HOP, Field
 
 Override = Literal["method_override", "path_override"]
@@ -68,8 +69,7 @@ def of_fields(fields: tuple[Field, ...]) -> tuple[bool, Override | None]:
 def of_query(query: str) -> tuple[bool, Override | None]:
     """The same of a query."""
     # A key may be spelled with escapes. All of them are undone: what is no credential afterwards was none before.
-    text = _unescaped(query) if "%" in query else query
-    keys = {_key(part) for part in text.replace(";", "&").split("&")}
+    keys = slots.keys(query)
     return any(map(is_credential, keys)), _override(keys, _METHOD_KEYS, frozenset())
 
 
@@ -95,17 +95,3 @@ def _override(names: Iterable[str], methods: frozenset[str], paths: frozenset[st
     if not methods.isdisjoint(names):
         return "method_override"
     return None if paths.isdisjoint(names) else "path_override"
-
-
-def _key(part: str) -> str:
-    return part.partition("=")[0].partition("[")[0].strip(" +").lower().replace("_", "-")
-
-
-def _unescaped(text: str) -> str:
-    head, *parts = text.split("%")
-    for part in parts:
-        try:
-            head += bytes.fromhex(part[:2]).decode("latin-1") + part[2:]
-        except ValueError:
-            head += "%" + part
-    return head

@@ -2,8 +2,8 @@
 
 | socket | who holds it | asks |
 |---|---|---|
-| control | the node and set-up (peer's uid) | all but AskLeaf, AskCredential and Vouch; a Bind comes with a socket |
-| of a sandbox | that sandbox's worker, for one generation | AskLeaf, AskCredential; it is told its Grants unasked |
+| control | the node and set-up (peer's uid) | all but AskLeaf, AskCredential, AskGrants and Vouch; a Bind comes with a socket |
+| of a sandbox | that sandbox's worker, for one generation | AskLeaf, AskCredential, AskGrants; it is told its Grants unasked |
 | of a writer | the keeper of the records | Vouch, GetHead, HeadKey |
 
 No answer holds the key of a root, of an intermediate or of the audit heads. The value of a secret comes in once, and goes out in the one
@@ -251,6 +251,10 @@ class AskCredential(_Question, frozen=True):
     approved: bool = False  # a person has agreed to it, as the worker says
 
 
+class AskGrants(_Question, frozen=True):
+    """A worker has begun; its socket outlives workers, and what was told to an earlier one is not told again. Done, behind a Grants."""
+
+
 class Vouch(_Question, frozen=True):
     """Authenticate a chain's end (`head`) or what of its beginning was removed (`base`). Answer: Vouched."""
 
@@ -410,7 +414,7 @@ ToControl = (
     | PutSecret | GetSecret | ListSecrets | RevokeSecret | DeleteSecret | PutGrant | GetGrant | ListGrants | RevokeGrant | DeleteGrant
     | AttachGrants | DetachGrant | Attached | ForgetSandbox | Placeholders
 )  # fmt: skip
-ToSandbox = AskLeaf | AskCredential
+ToSandbox = AskLeaf | AskCredential | AskGrants
 ToWriter = Vouch | GetHead | HeadKey
 Answer = (
     Done | Certificate | PublicKey | Head | Vouched | LeafOf | SecretInfo | SecretInfos | GrantInfo | GrantInfos | Names | Environment

@@ -223,6 +223,11 @@ class Signer(_Client):
         what = api.AskCredential(number, grant, host, port, method, path, request, approved)
         return await self._asker.ask(number, api.encode(what), api.Credential)
 
+    async def grants(self) -> None:
+        """Have the sandbox's grants told: they were when this returns. Unavailable."""
+        number = self._asker.number()
+        await self._asker.ask(number, api.encode(api.AskGrants(number)), api.Done)
+
 
 class Voucher(_Client):
     """The keeper's."""
