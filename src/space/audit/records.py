@@ -87,7 +87,10 @@ class Repeated(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class CredentialRead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False, tag="credential"):
-    """A grant was asked for, before anything was released. reason: why it was refused. version: of the secret; never a part of it."""
+    """A grant was asked for, before anything was released. reason: why it was refused. version: of the secret; never a part of it.
+
+    uses: of how many requests of that grant the lease is. generation: of the sandbox.
+    """
 
     sandbox: Text
     id: Text
@@ -98,6 +101,9 @@ class CredentialRead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     path: Text = ""
     version: Count = 0
     reason: Text = ""
+    secret: Text = ""
+    uses: Count = 0
+    generation: Count = 0
 
 
 class Dialled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False, tag="dial"):

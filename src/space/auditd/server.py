@@ -38,7 +38,7 @@ from space.rpc.packets import Listening, Packets, taken
 
 log = logging.getLogger("space.auditd")
 
-WRITERS = ("gateway", "dialer")
+WRITERS = ("gateway", "dialer", "broker")
 _FILE_BYTES = 64 << 20
 _MOST_CONTROL = 16
 _MOST_QUESTION = 4096

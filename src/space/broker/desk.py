@@ -5,22 +5,29 @@ A message that is none of its kind's, a descriptor where none belongs, or an end
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from space.broker.credentials import Credentials
 from space.broker.heads import Heads
+from space.broker.leases import Bound
 from space.broker.lives import Lives
 from space.broker.roots import Roots
+from space.broker.store import Store
+from space.core.credentials.grant import Life
 from space.core.rates import Bucket
 from space.model.errors import Internal, InvalidArgument, PermissionDenied, SpaceError, Unavailable
 from space.rpc import broker_api as api
 from space.rpc.asking import Refused
+from space.rpc.audit_client import RecordSocket
 from space.rpc.minter_client import MinterSocket
 from space.rpc.packets import Packets, taken
 
@@ -28,13 +35,17 @@ log = logging.getLogger("space.broker")
 
 _MOST_CONTROL = 16
 _MOST_QUESTION = 4096
+_MOST_ASKED = 20_480  # a path may be long
+_MOST_LEASES = 64  # of a sandbox that are under way
 _ASK_RATE, _ASK_BURST = 500.0, 1000
 
 
 class Desk:
     """Every socket of the broker."""
 
-    def __init__(self, roots: Roots, lives: Lives, heads: Heads, now: Callable[[], datetime], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, roots: Roots, lives: Lives, heads: Heads, store: Store, now: Callable[[], datetime], clock: Callable[[], float]
+    ) -> None:
         self._roots = roots
         self._lives = lives
         self._heads = heads
@@ -44,6 +55,9 @@ class Desk:
         self._sandboxes: dict[str, tuple[int, Packets]] = {}
         self._writers: dict[str, Packets] = {}
         self._minter: MinterSocket | None = None
+        self._credentials = Credentials(store, lambda: self._minter, now, self._alarm, clock)
+        self._lending = self._credentials.lending
+        self._leases: dict[Packets, set[asyncio.Task[None]]] = {}
 
     def connected(self, sock: socket.socket) -> None:
         """A connection of somebody who may register others."""
@@ -57,13 +71,17 @@ class Desk:
             lambda message, descriptor: self._controlled(ends[0], message, descriptor),
             lambda: self._control.discard(ends[0]),
             descriptors=True,
-            most=_MOST_QUESTION,
+            most=api.MOST_CONTROL,
         )
         ends.append(end)
         self._control.add(end)
 
     def close(self) -> None:
-        """Hang up on everybody."""
+        """Hang up on everybody; what is being lent is given up."""
+        for tasks in self._leases.values():
+            for task in tasks:
+                task.cancel()
+        self._lending.close()
         for end in [*self._control, *(end for _, end in self._sandboxes.values()), *self._writers.values()]:
             end.close()
         if self._minter is not None:
@@ -107,6 +125,7 @@ class Desk:
                 self._bind_sandbox(question, sock)
             case api.EndSandbox():
                 self._lives.end(question.sandbox, question.generation)
+                self._lending.end(question.sandbox, question.generation)
                 self._unbind(question.sandbox, question.generation)
             case api.BindWriter():
                 assert sock is not None
@@ -116,6 +135,9 @@ class Desk:
                 before, self._minter = self._minter, MinterSocket(sock)
                 if before is not None:
                     before.close()
+            case api.BindAudit():
+                assert sock is not None
+                self._lending.bind_audit(RecordSocket(sock))
             case api.BeginAnew():
                 self._heads.begin_anew(question.writer)
             case api.HeadKey():
@@ -123,7 +145,7 @@ class Desk:
             case api.GetHead():
                 return api.Head(question.id, *self._heads.at(question.writer, question.what))
             case _:
-                raise Unavailable("the broker keeps no credentials yet")
+                return self._credentials.answer(question)
         return api.Done(question.id)
 
     def _bind_sandbox(self, question: api.BindSandbox, sock: socket.socket) -> None:
@@ -132,14 +154,17 @@ class Desk:
         self._unbind(sandbox, generation)
         asks = Bucket(_ASK_RATE, _ASK_BURST)
         ends: list[Packets] = []
+        bounds: list[Bound] = []
         end = Packets(
             sock,
-            lambda message, _: self._asked(ends[0], sandbox, generation, asks, message),
+            lambda message, _: self._asked(ends[0], bounds[0], asks, message),
             lambda: self._forget_end(sandbox, ends[0]),
-            most=_MOST_QUESTION,
+            most=_MOST_ASKED,
         )
         ends.append(end)
         self._sandboxes[sandbox] = (generation, end)
+        life = Life(question.tenant, sandbox, question.template_name, question.labels, question.forked)
+        bounds.append(self._lending.bind(life, generation, lambda grants: end.send(api.encode(grants))))
 
     def _unbind(self, sandbox: str, generation: int) -> None:
         bound = self._sandboxes.get(sandbox)
@@ -153,7 +178,7 @@ class Desk:
             del self._sandboxes[sandbox]
 
     # -- a sandbox's worker --------------------------------------------------------------------------------------
-    def _asked(self, end: Packets, sandbox: str, generation: int, asks: Bucket, message: bytes) -> None:
+    def _asked(self, end: Packets, bound: Bound, asks: Bucket, message: bytes) -> None:
         question = _decoded(api.SANDBOX, end, message)
         if question is None:
             return
@@ -161,16 +186,47 @@ class Desk:
             end.hold(_ASK_BURST / _ASK_RATE / 10)  # a flood waits in its own socket
         try:
             if isinstance(question, api.AskCredential):
-                raise Unavailable("the broker keeps no credentials yet")
+                self._ask_lease(end, bound, question)
+                return
             if isinstance(question, api.AskGrants):
-                end.send(api.encode(api.Grants(0, [])))
+                self._lending.tell_again(bound)
                 end.send(api.encode(api.Done(question.id)))
                 return
-            leaf = self._lives.leaf(sandbox, generation, question.name)
+            leaf = self._lives.leaf(bound.life.sandbox, bound.generation, question.name)
         except Exception as error:  # noqa: BLE001 (the boundary)
             end.send(api.encode(_refusal(question.id, error)))
             return
         end.send(api.encode(api.LeafOf(question.id, leaf.chain, leaf.key.reveal())))
+
+    def _ask_lease(self, end: Packets, bound: Bound, question: api.AskCredential) -> None:
+        under_way = self._leases.setdefault(end, set())
+        if len(under_way) >= _MOST_LEASES:
+            raise Unavailable("credential_unavailable", hint=f"{_MOST_LEASES} are being lent to this sandbox")
+        task = asyncio.get_running_loop().create_task(self._lend(end, bound, question), name="lease")
+        under_way.add(task)
+        task.add_done_callback(partial(self._lease_over, end))
+
+    def _lease_over(self, end: Packets, task: asyncio.Task[None]) -> None:
+        under_way = self._leases.get(end)
+        if under_way is not None:
+            under_way.discard(task)
+            if not under_way:
+                del self._leases[end]
+
+    async def _lend(self, end: Packets, bound: Bound, question: api.AskCredential) -> None:
+        answer: api.Answer
+        try:
+            answer = await self._lending.lend(bound, question)
+        except Exception as error:  # noqa: BLE001 (the boundary)
+            answer = _refusal(question.id, error)
+        end.send(api.encode(answer))
+
+    def _alarm(self, alarm: api.Alarm) -> None:
+        who = f"grant {alarm.grant} of {alarm.tenant}, asked by {alarm.sandbox} toward {alarm.host}"
+        log.warning("alarm (%s, %d times): %s", alarm.kind, alarm.count, who)
+        message = api.encode(alarm)
+        for end in tuple(self._control):
+            end.send(message)
 
     # -- a keeper of records -------------------------------------------------------------------------------------
     def _bind_writer(self, question: api.BindWriter, sock: socket.socket) -> None:

@@ -5,7 +5,7 @@
 
 Its own directory (0700) holds `store.db`, sealed. The ring of wrapping keys comes from a file of its uid (0600) or the variable
 SPACE_BROKER_KEY; a broker without one does not start. A new first key in the ring: everything is wrapped anew before it is ready.
-What it does so far: roots, intermediates, leaves, heads of audit chains. Requests: `space.rpc.broker_api`.
+Roots, intermediates, leaves, heads of audit chains; secrets, grants, leases. Requests: `space.rpc.broker_api`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,14 +61,14 @@ def open_store(data: Path, ring: keyring.Keyring) -> Store:
     return store
 
 
-def compose(store: Store, provided: Provided | None = None) -> Desk:
+def _time() -> datetime:
+    return datetime.now(UTC)
+
+
+def compose(store: Store, provided: Provided | None = None, now: Callable[[], datetime] = _time) -> Desk:
     """The broker, within the event loop."""
-
-    def now() -> datetime:
-        return datetime.now(UTC)
-
     roots = Roots(store, provided)
-    return Desk(roots, Lives(roots, now, time.monotonic), Heads(store), now, time.monotonic)
+    return Desk(roots, Lives(roots, now, time.monotonic), Heads(store), store, now, time.monotonic)
 
 
 async def run(store: Store, listener: socket.socket, uids: Collection[int], ready_fd: int | None, provided: Provided | None = None) -> None:

@@ -20,13 +20,25 @@ from space.model.secret import Secret
 
 log = logging.getLogger("space.broker")
 
-_SCHEMA_VERSION = 1
-_SCHEMA = """
+_SCHEMA_VERSION = 2
+_SCHEMA_1 = """
 CREATE TABLE sealed (kind TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL, public BLOB NOT NULL, envelope BLOB NOT NULL,
                      PRIMARY KEY (kind, name, version)) WITHOUT ROWID;
 CREATE TABLE head (writer TEXT NOT NULL, what TEXT NOT NULL, count INTEGER NOT NULL, last BLOB NOT NULL,
                    PRIMARY KEY (writer, what)) WITHOUT ROWID;
 """
+# reach: by what of a sandbox a grant may be found (`broker.grants`); whether it is that sandbox's, the grant itself says.
+_SCHEMA_2 = """
+CREATE TABLE granted (tenant TEXT NOT NULL, name TEXT NOT NULL, secret TEXT NOT NULL, document BLOB NOT NULL, created TEXT NOT NULL,
+                      revoked TEXT NOT NULL, used INTEGER NOT NULL, PRIMARY KEY (tenant, name)) WITHOUT ROWID;
+CREATE INDEX granted_secret ON granted (tenant, secret);
+CREATE TABLE reach (tenant TEXT NOT NULL, kind TEXT NOT NULL, value TEXT NOT NULL, name TEXT NOT NULL,
+                    PRIMARY KEY (tenant, kind, value, name)) WITHOUT ROWID;
+CREATE INDEX reach_name ON reach (tenant, name);
+CREATE TABLE attached (sandbox TEXT NOT NULL, tenant TEXT NOT NULL, name TEXT NOT NULL, PRIMARY KEY (sandbox, tenant, name)) WITHOUT ROWID;
+CREATE INDEX attached_name ON attached (tenant, name);
+"""
+_SCHEMAS = (_SCHEMA_1, _SCHEMA_2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +79,31 @@ class Store:
         """A secret, if it is there. `Sealed` when the ring does not open it."""
         rows = self._execute("SELECT public, envelope FROM sealed WHERE kind = ? AND name = ? AND version = ?", (kind, name, version))
         return Entry(rows[0][0], self._keyring.open(_purpose(kind, name, version), rows[0][1])) if rows else None
+
+    def seal(self, kind: str, name: str, version: int, secret: Secret) -> bytes:
+        """The envelope of a row of `sealed` that the caller writes itself (`change`)."""
+        return self._keyring.seal(_purpose(kind, name, version), secret)
+
+    def read(self, statement: str, values: tuple[object, ...] = ()) -> list[Any]:
+        """Rows."""
+        return self._execute(statement, values)
+
+    def change(self, *statements: tuple[str, tuple[object, ...]]) -> int:
+        """All of these or none, on the disk when this returns; how many rows the last one changed."""
+        try:
+            self._durable(True)
+            with self._database:
+                self._database.execute("BEGIN IMMEDIATE")
+                changed = 0
+                for statement, values in statements:
+                    changed = self._database.execute(statement, values).rowcount
+        except sqlite3.Error as error:
+            raise self._fault(error) from error
+        return changed
+
+    def scrub(self) -> None:
+        """What was changed before is in the log no longer (and the file's free pages are zeros)."""
+        self._execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def remove(self, kind: str, name: str, version: int) -> bool:
         """Forget a secret, on the disk when this returns; whether it was there."""
@@ -146,8 +183,8 @@ def _open(path: Path) -> sqlite3.Connection:
         database.execute("PRAGMA synchronous = FULL")
         with closing(database.execute("PRAGMA user_version")) as cursor:
             (version,) = cursor.fetchone()
-        if version == 0:
-            database.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;")
+        if version < _SCHEMA_VERSION:
+            database.executescript(f"BEGIN; {''.join(_SCHEMAS[version:])} PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;")
         elif version != _SCHEMA_VERSION:
             raise Conflict(
                 f"the broker's store {path} has schema {version}, and this version knows {_SCHEMA_VERSION}",

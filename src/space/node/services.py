@@ -4,8 +4,8 @@
 
 A service that serve starts again is found by the same connection attempt that waits in its listener's backlog, so nobody polls; one that
 nobody listens for is tried after growing pauses. What a service forgets when it dies is told again by whoever watches `arrived`.
-The keeper of the records needs the broker (which vouches for its chains), the dialer the keeper, the minter the broker and the dialer: they
-are joined here, again in each life of either. Without the minter nothing waits: only credentials that it would exchange are refused.
+The keeper of the records needs the broker (which vouches for its chains), broker and dialer need the keeper, the minter broker and dialer:
+they are joined here, again in each life of either. Without the minter nothing waits: only credentials that it would exchange are refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from space.rpc.minter_client import MinterControl
 from space.rpc.packets import pair
 
 log = logging.getLogger(__name__)
-WRITERS = ("gateway", "dialer")  # the chains of records
+WRITERS = ("gateway", "dialer", "broker")  # the chains of records
 
 
 class Client(Protocol):
@@ -190,6 +190,7 @@ class Services:
     def _arrived(self, arrived: Callable[[str, object], None], name: str, found: object) -> None:
         if name in (self.broker.name, self.audit.name):
             self._join(self._broker_to_audit, (self.broker, self.audit))
+            self._join(self._audit_to_broker, (self.audit, self.broker))
         if name in (self.audit.name, self.dialer.name):
             self._join(self._audit_to_dialer, (self.audit, self.dialer))
         if name in (self.dialer.name, self.minter.name):
@@ -224,6 +225,11 @@ class Services:
         with ours, theirs:
             await self.broker.now().bind_writer(ours, WRITERS)
             await self.audit.now().bind_broker(theirs)
+
+    async def _audit_to_broker(self) -> None:
+        ours, theirs = pair()
+        with ours, theirs:
+            await asyncio.gather(self.audit.now().bind_source(ours, "broker", "", 0), self.broker.now().bind_audit(theirs))
 
     async def _audit_to_dialer(self) -> None:
         ours, theirs = pair()

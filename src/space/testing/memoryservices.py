@@ -36,7 +36,7 @@ class FakeBroker:
         self.bound: dict[str, tuple[int, str, socket.socket]] = {}
         self.ended: dict[str, int] = {}
         self.writers: socket.socket | None = None
-        self.minter: socket.socket | None = None
+        self.handed: dict[str, socket.socket] = {}
 
     async def head_key(self) -> bytes:
         return bytes(32)
@@ -58,25 +58,31 @@ class FakeBroker:
 
     async def bind_writer(self, sock: socket.socket, writers: tuple[str, ...]) -> None:
         with sock:
-            assert set(writers) == {"gateway", "dialer"}
+            assert set(writers) == {"gateway", "dialer", "broker"}
             if self.writers is not None:
                 self.writers.close()
             self.writers = sock.dup()
 
     async def bind_minter(self, sock: socket.socket) -> None:
+        self._hand("minter", sock)
+
+    async def bind_audit(self, sock: socket.socket) -> None:
+        self._hand("audit", sock)
+
+    def _hand(self, name: str, sock: socket.socket) -> None:
         with sock:
-            if self.minter is not None:
-                self.minter.close()
-            self.minter = sock.dup()
+            before, self.handed[name] = self.handed.get(name), sock.dup()
+            if before is not None:
+                before.close()
 
     def die(self) -> None:
         """It forgets."""
         for sandbox in list(self.bound):
             self._close(sandbox)
         self.ended.clear()
-        if self.minter is not None:
-            self.minter.close()
-            self.minter = None
+        for sock in self.handed.values():
+            sock.close()
+        self.handed.clear()
         if self.writers is not None:
             self.writers.close()
             self.writers = None

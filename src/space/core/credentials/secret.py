@@ -11,22 +11,14 @@ from space.core.credentials.grant import KINDS, Grant, GrantRefused, Kind, Sigv4
 
 MOST_VALUE = 32_768  # bytes of all secret parts of one
 MOST_PUBLIC = 4096
-# Secret parts and public ones, in each the ones that have to be there.
-_PARTS: dict[str, tuple[frozenset[str], frozenset[str], frozenset[str], frozenset[str]]] = {
-    "static": (frozenset({"value"}), frozenset(), frozenset(), frozenset()),
-    "oauth_refresh": (
-        frozenset({"refresh_token"}),
-        frozenset({"client_secret"}),
-        frozenset({"endpoint", "client_id"}),
-        frozenset({"scope"}),
-    ),
-    "client_credentials": (
-        frozenset({"client_secret"}),
-        frozenset(),
-        frozenset({"endpoint", "client_id"}),
-        frozenset({"scope", "audience"}),
-    ),
-    "aws": (frozenset({"secret_access_key"}), frozenset({"session_token"}), frozenset({"access_key_id"}), frozenset()),
+_CLIENT = frozenset({"endpoint", "client_id"})
+_NONE: frozenset[str] = frozenset()
+# Of each kind: secret parts that have to be there, and that may be; parts that may be told, likewise.
+_PARTS: dict[Kind, tuple[frozenset[str], frozenset[str], frozenset[str], frozenset[str]]] = {
+    "static": (frozenset({"value"}), _NONE, _NONE, _NONE),
+    "oauth_refresh": (frozenset({"refresh_token"}), frozenset({"client_secret"}), _CLIENT, frozenset({"scope", "auth"})),
+    "client_credentials": (frozenset({"client_secret"}), _NONE, _CLIENT, frozenset({"scope", "audience", "auth"})),
+    "aws": (frozenset({"secret_access_key"}), frozenset({"session_token"}), frozenset({"access_key_id"}), _NONE),
 }
 
 
@@ -55,6 +47,8 @@ def check(kind: str, public: Mapping[str, Any], secret: Mapping[str, Any]) -> No
             raise GrantRefused(name, "empty, or no bytes")
     if sum(len(value) for value in secret.values()) > MOST_VALUE:
         raise GrantRefused("value", f"longer than {MOST_VALUE} bytes")
+    if public.get("auth", "basic") not in ("basic", "post"):
+        raise GrantRefused("auth", "basic (the client's secret in the Authorization field) or post (in the form)")
     for name, value in public.items():
         if not isinstance(value, str) or not value or not value.isprintable() or len(value) > MOST_PUBLIC // 4:
             raise GrantRefused(name, "text of one line")
