@@ -619,3 +619,17 @@ def test_an_outline_covers_what_the_broker_would_lend_for() -> None:
     assert outline.covers(HOST, 443, "GET", path)
     assert not outline.covers(HOST, 443, "POST", path)
     assert not outline.covers("b.example.com", 443, "GET", path)
+
+
+def test_a_worker_that_begins_is_told_what_its_sandbox_has(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with placed(tmp_path) as at:
+            await at.secret()
+            await at.control.put_grant("acme", grant())
+            worker, told = await at.worker()
+            await asyncio.sleep(0.02)
+            told.clear()
+            await worker.grants()
+            assert [one.name for one in told[0].grants] == ["g"]
+
+    run(main)
