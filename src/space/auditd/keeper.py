@@ -4,6 +4,9 @@
                                                | else: written with what came in this round
     one second after something new: counts written, files synced, heads vouched for and kept, old files removed
 
+A chain whose disk takes nothing is tried again every second, and none of its sources is listened to meanwhile: a worker that cannot tell
+what happens lets nothing happen, and nothing that it has told is lost.
+
 Sandbox, generation and time come from the socket and from here; a record that names another sandbox is kept with what it claimed. Nothing
 is done while nothing is new. Without a broker records are written on and nobody vouches for them; a chain that is not the one that the
 broker knows takes no credential events and is vouched for no more.
@@ -101,6 +104,7 @@ class Keeper:
         )
         key = (writer, sandbox, generation)
         source.end = Packets(sock, partial(self._received, source), partial(self._gone, key, source), burst=_BURST)
+        source.end.halt(source.book.stuck)
         self._sources[key] = source
 
     def unbind(self, writer: str, sandbox: str, generation: int) -> None:
@@ -131,8 +135,7 @@ class Keeper:
         async with self._turn:
             self._write_counts()
             for book in self.books.values():
-                book.flush()
-                book.settle()
+                self._flush(book)
                 try:
                     await self._vouch(book)
                 except SpaceError as error:
@@ -191,18 +194,35 @@ class Keeper:
         if source.book.broken and refuse:
             answer = Refused(number, "conflict", f"no event of a credential is kept: {source.book.broken}")
         else:
+            was = source.book.stuck
             try:
                 source.book.write(entry)
                 self._arm()
             except OSError as error:
                 answer = Refused(number, "no_capacity", f"the record cannot be written: {error.strerror}")
+            if was or source.book.stuck:
+                self._listen(source.book)
         if number:
             source.end.send(api.encode(answer))
 
     def _note(self, source: Source, *entries: Entry) -> None:
         if source.book.note(entries):
-            asyncio.get_running_loop().call_soon(source.book.flush)  # with whatever else came in this round: one write
+            asyncio.get_running_loop().call_soon(self._flush, source.book)  # with whatever else came in this round: one write
         self._arm()
+
+    def _flush(self, book: Book) -> None:
+        was = book.stuck
+        book.flush()
+        if book.stuck or was:
+            self._listen(book)
+
+    def _listen(self, book: Book) -> None:
+        """To its sources, unless the disk takes nothing; then it is tried again soon."""
+        for source in self._sources.values():
+            if source.book is book and source.end is not None:
+                source.end.halt(book.stuck)
+        if book.stuck:
+            self._arm()
 
     def _entries(self, source: Source, records: Sequence[Kept]) -> list[Entry]:
         """As they will stand: the record's own JSON behind what is known here. RecordRefused: one that no line can hold."""
@@ -249,7 +269,7 @@ class Keeper:
         task.add_done_callback(self._tasks.discard)
 
     async def _vouch(self, book: Book) -> None:
-        if self._voucher is None or book.broken or not book.is_new:
+        if self._voucher is None or book.broken or book.stuck or not book.is_new:
             return
         loop, (count, last) = asyncio.get_running_loop(), book.file.end
         await loop.run_in_executor(None, book.file.sync)

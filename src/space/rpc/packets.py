@@ -46,6 +46,7 @@ class Packets:
         self._held: asyncio.TimerHandle | None = None
         self._unsent: deque[bytes] = deque()
         self._reads = True
+        self._halted = False
         self.open = True
         self._loop.add_reader(sock, self._readable)
 
@@ -70,6 +71,12 @@ class Packets:
         """Take nothing more for that long: what comes waits in the socket, and then its sender."""
         if self.open and self._held is None:
             self._held = self._loop.call_later(seconds, self._resume)
+            self._adjust()
+
+    def halt(self, halted: bool) -> None:
+        """Take nothing more until it is said otherwise."""
+        if self.open:
+            self._halted = halted
             self._adjust()
 
     def drain(self) -> None:
@@ -113,7 +120,7 @@ class Packets:
         self._adjust()
 
     def _adjust(self) -> None:
-        reads = self._held is None and not self._unsent
+        reads = self._held is None and not self._unsent and not self._halted
         if reads != self._reads:
             self._reads = reads
             if reads:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import random
@@ -20,6 +21,8 @@ import pytest
 from space.audit.files import FilesVerified, Wanted, export, segments, verify_files
 from space.audit.publickey import PublicKey
 from space.audit.records import CredentialRead, Dialled, Kept, NameDecided, Note, Requested, encode
+from space.auditd.book import Book, Entry
+from space.auditd.chainfile import ChainFile, Keeping
 from space.model.errors import Conflict, NoCapacity, NotFound, Unavailable
 from space.rpc.audit_client import AuditControl, RecordSocket
 from space.rpc.broker_client import BrokerControl
@@ -306,30 +309,63 @@ async def test_a_flood_of_denials_is_counted_and_credential_events_are_not(both:
     assert sum(record["type"] == "credential" for record in records) == 100
 
 
-async def test_a_disk_that_is_full_refuses_credentials_and_says_what_was_lost(both: Pair) -> None:
+async def test_a_disk_that_is_full_takes_no_more_records_and_loses_none(both: Pair) -> None:
+    """Whoever cannot tell what happens lets nothing happen: so a socket that nobody reads is the answer to a disk that nothing fits on."""
     both.audit.stop()
     both.start(preexec=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY)))
     assert both.audit.process is not None
     pid = both.audit.process.pid
     async with both.control() as client:
-        one = await source(client)
+        one, other = await source(client), await source(client, OTHER)
         with pytest.raises(NoCapacity, match="cannot be written"):  # noqa: PT012
             for number in range(100):
                 await one.written(credential(number))
         one.note(*(asked(number) for number in range(7)))
-        with pytest.raises(NoCapacity):
-            await one.written(credential(100))
-        assert (await client.status()).chains[0].lost > 0
+        waits = asyncio.create_task(one.written(credential(100)))
+        noted = 0
+        with pytest.raises(Unavailable, match="is behind"):  # noqa: PT012
+            while noted < 100_000:
+                other.note(asked(noted, sandbox=OTHER))
+                noted += 1
+        late = await source(client, ONE, 2)
+        late.note(asked(8))
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        with contextlib.suppress(NoCapacity):  # heard with the notes before it, or when the disk took those
+            await waits
         await one.written(credential(101))
         assert (await client.status()).chains[0].lost == 0
+        await other.written(credential(102))
+        await late.written(credential(103))
     both.audit.stop()
-    assert "counted as lost" in both.audit.log.read_text()
-    lost = [record for record in both.records() if record["type"] == "lost"]
-    requests = sum(record["type"] == "request" for record in both.records())
-    assert len(lost) == 1
-    assert lost[0]["count"] + requests == 7
+    assert "no more are taken" in both.audit.log.read_text()
+    records = both.records()
+    assert sum(record["type"] == "request" and record["sandbox"] == ONE for record in records) == 8
+    assert sum(record["type"] == "request" and record["sandbox"] == OTHER for record in records) == noted
+    assert not any(record["type"] == "lost" for record in records)
     assert (await both.verified()).findings == ()
+
+
+def test_what_waits_for_a_disk_has_a_bound_and_beyond_it_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = ChainFile(tmp_path, "gateway", Keeping(), lambda: 0.0)
+    book = Book(file, lambda: "2026-01-01T00:00:00.000Z", most=100)
+    entries = [Entry(ONE, b'{"type":"name","number":%d}' % number) for number in range(9)]
+
+    def full(_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(file, "append", full)
+        book.note(entries[:3])
+        book.flush()
+    assert book.stuck
+    book.note(entries[3:])
+    assert book.lost == 6
+    book.flush()
+    file.close()
+    assert (book.stuck, book.lost) == (False, 0)
+    kept = [json.loads(line) for line in export(tmp_path, "gateway", EVERYTHING)]
+    assert [record["type"] for record in kept] == ["name", "name", "name", "lost"]
+    assert kept[-1]["count"] == 6
 
 
 async def test_whoever_sends_no_record_is_hung_up_on_and_it_is_recorded(both: Pair) -> None:
