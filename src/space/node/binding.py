@@ -13,9 +13,9 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from space.model.errors import DeadlineExceeded, NotFound, SpaceError, Unavailable
@@ -37,13 +37,20 @@ WRITER = "gateway"  # whose chain of records the workers write into
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Whose egress. template: digest of the build whose root certificate the guest trusts. synthetic: the network of names' addresses."""
+    """Whose egress. template: digest of the build whose root certificate the guest trusts. synthetic: the network of names' addresses.
+
+    The rest is what grants look at: forked: it began as a copy of another's memory.
+    """
 
     sandbox: str
     generation: int
     slot: int
     template: str
     synthetic: str
+    tenant: str = ""
+    template_name: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    forked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,8 @@ class Binding:
         self._healing: asyncio.Task[None] | None = None
         self._wanted = False
         self._over = False
+        self.placeholders: dict[str, str] = {}  # by variable, as the broker said last
+        self._stale = True  # they may be others by now
 
     # -- what others do with it ----------------------------------------------------------------------------------
 
@@ -128,6 +137,28 @@ class Binding:
             ) from None
         finally:
             self.heal()
+
+    def label(self, labels: Mapping[str, str]) -> None:
+        """These are its labels: the broker is told soon, as what another socket of the worker's is for."""
+        self.who = replace(self.who, labels=dict(labels))
+        self._known.sockets.pop("signer", None)
+        self.heal()
+
+    def grants_changed(self) -> None:
+        """Its placeholders may be others."""
+        self._stale = True
+
+    async def environment(self) -> None:
+        """`placeholders` are those of now; of the broker's last word while that is away: a process starts without it as well."""
+        if self._stale:
+            self._stale = False
+            try:
+                await self._read_placeholders()
+            except (SpaceError, TimeoutError):
+                self._stale = True
+            except BaseException:
+                self._stale = True
+                raise
 
     def heal(self) -> None:
         """Soon: what is missing is told. Called when a service has come, or somebody found something missing."""
@@ -231,14 +262,27 @@ class Binding:
         self._known.sockets[what] = life
 
     async def _bind_signer(self, sock: socket.socket) -> None:
-        who, broker = self.who, self._services.broker
+        who = self.who
         again = sock.dup()
         with again:
             try:
-                await broker.now().bind_sandbox(sock, who.sandbox, who.generation, who.template, 0)
+                await self._bind_broker(sock)
             except NotFound:  # the first sandbox of this template since the broker's store began
                 await self._rootd.provide_root(who.template)
-                await broker.now().bind_sandbox(again, who.sandbox, who.generation, who.template, 0)
+                await self._bind_broker(again)
+        self._stale = True
+        await self.environment()
+
+    async def _bind_broker(self, sock: socket.socket) -> None:
+        who, broker = self.who, self._services.broker.now()
+        await broker.bind_sandbox(
+            sock, who.sandbox, who.generation, who.template, 0,
+            tenant=who.tenant, template_name=who.template_name, labels=who.labels, forked=who.forked,
+        )  # fmt: skip
+
+    async def _read_placeholders(self) -> None:
+        async with asyncio.timeout(limits.PLACEHOLDERS):
+            self.placeholders = await self._services.broker.now().placeholders(self.who.sandbox, self.who.generation)
 
     async def _bind_audit(self, sock: socket.socket) -> None:
         await self._services.audit.now().bind_source(sock, WRITER, self.who.sandbox, self.who.generation)

@@ -25,8 +25,8 @@ from space.node.ledger import Record
 from space.node.ops import Rootd
 from space.node.policies import Policies
 from space.node.services import Services
-from space.rpc import dialer_api, gateway_api
-from space.rpc.node_api import EgressCounters, EgressState, PendingAsk
+from space.rpc import broker_api, dialer_api, gateway_api
+from space.rpc.node_api import AlarmKind, CredentialAlarm, EgressCounters, EgressState, PendingAsk
 
 log = logging.getLogger(__name__)
 COUNTS = ("connections", "requests", "denied", "names", "sent", "received")
@@ -43,6 +43,16 @@ class Traffic:
     crashes: int = 0
     last_crash: str | None = None
     asks: dict[str, PendingAsk] = field(default_factory=dict)
+    alarms: dict[tuple[str, str], CredentialAlarm] = field(default_factory=dict)  # by kind and grant
+
+    def alarm(self, kind: AlarmKind, grant: str, secret: str, host: str, count: int) -> None:
+        """So many more of them."""
+        before = self.alarms.get((kind, grant))
+        if before is None and len(self.alarms) >= limits.ALARMS:
+            return
+        counted = count + (0 if before is None else before.count)
+        told = secret or ("" if before is None else before.secret)
+        self.alarms[kind, grant] = CredentialAlarm(kind, grant, told, host, counted, time.time_ns() // 1000)
 
     def total(self, name: str) -> int:
         """Of all its workers."""
@@ -82,6 +92,7 @@ class Egress:
         self, services: Callable[[Callable[[gateway_api.Unasked], None]], Services], rootd: Rootd, policies: Policies, synthetic: str
     ) -> None:
         self.services = services(self.heard)
+        self.services.unasked = self.alarmed
         self.policies = policies
         self.synthetic = synthetic
         self._rootd = rootd
@@ -109,7 +120,10 @@ class Egress:
 
     def found(self, record: Record, slot: int, told: Told, edge: Edge | None) -> Binding:
         """Know a sandbox from now on: one that is being made (with its edge, which becomes the binding's), or that an earlier node left."""
-        who = Bound(record.sandbox, record.generation, slot, record.digest, self.synthetic)
+        who = Bound(
+            record.sandbox, record.generation, slot, record.digest, self.synthetic,
+            record.tenant, record.template, dict(record.labels), record.forked,
+        )  # fmt: skip
         binding = Binding(who, Held(record.policy, record.policy_generation), self.services, self._rootd, self.policies, edge)
         self._lives[record.sandbox] = Life(binding, Traffic.of(record.traffic, record.last_crash), told)
         return binding
@@ -152,7 +166,9 @@ class Egress:
             return EgressState(record.policy, record.policy_generation), []
         binding, traffic = life.binding, life.traffic
         waiting = sorted({*self.services.away(), *binding.faults})
-        state = EgressState(record.policy, record.policy_generation, waiting, traffic.crashes, traffic.last_crash)
+        state = EgressState(
+            record.policy, record.policy_generation, waiting, traffic.crashes, traffic.last_crash, list(traffic.alarms.values())
+        )  # fmt: skip
         return state, list(traffic.asks.values())
 
     async def answer(self, sandbox: str, ask: str, *, allow: bool) -> None:
@@ -214,6 +230,28 @@ class Egress:
                 life.binding.found_in_dialer(self.services.dialer.life, one.digest, one.policy_generation, connected=one.open)
             else:
                 self._soon(self.services.dialer.now().end(one.sandbox, one.generation), f"end of {one.sandbox}")
+
+    # -- credentials ---------------------------------------------------------------------------------------------
+
+    def grants_changed(self, tenant: str) -> None:
+        """Placeholders of that tenant's sandboxes may be others."""
+        for life in self._lives.values():
+            if life.binding.who.tenant == tenant:
+                life.binding.grants_changed()
+
+    async def forget(self, sandbox: str) -> None:
+        """The broker knows of no grants that were attached to it. Unavailable while it is away."""
+        await self.services.broker.now().forget_sandbox(sandbox)
+
+    def alarmed(self, said: object) -> None:
+        """What the broker says unasked."""
+        if not isinstance(said, broker_api.Alarm):
+            return
+        log.warning("credential %s of tenant %s: %s at %s, %d times", said.grant, said.tenant, said.kind, said.host, said.count)
+        life = self._lives.get(said.sandbox)
+        if life is not None and life.binding.who.tenant == said.tenant:
+            life.traffic.alarm(said.kind, said.grant, said.secret, said.host, said.count)
+            life.told.changed()
 
     # -- workers -------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What control may ask of egress (`rpc.node_api`): policy_put, set_policy, egress_answer, egress_counters."""
+"""What control may ask of egress (`rpc.node_api`): policy_put, set_policy, egress_answer, egress_counters, set_labels."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class EgressVerbs:
             "set_policy": self._set_policy,
             "egress_answer": self._answer,
             "egress_counters": self._counters,
+            "set_labels": self._set_labels,
         }
 
     async def _policy_put(self, stream: Stream, request: bytes) -> None:
@@ -42,6 +43,11 @@ class EgressVerbs:
         sandbox = self._node.find(api.Target(asked.sandbox, asked.generation))
         self._node.around.egress.policies.check(asked.policy)
         await sandbox.set_policy(Held(asked.policy, asked.policy_generation))
+        await stream.send_message(api.Done(), last=True)
+
+    async def _set_labels(self, stream: Stream, request: bytes) -> None:
+        asked = decode(api.SetLabels, request)
+        self._node.find(api.Target(asked.sandbox)).set_labels(asked.labels)
         await stream.send_message(api.Done(), last=True)
 
     async def _answer(self, stream: Stream, request: bytes) -> None:

@@ -41,6 +41,7 @@ class Kind(StrEnum):
     SLOT = "slot"
     FILES = "files"
     VMM = "vmm"
+    GRANTS = "grants"  # attached to it, in the broker's store
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,9 @@ class Record(msgspec.Struct, frozen=True):
     snapshot_bytes: int = 0
     checkpoints: list[Checkpoint] = []
     origin: str = ""  # the warm snapshot whose memory it maps
+    # what grants look at besides its template: labels, and whether it began as a copy of another's memory
+    labels: dict[str, str] = {}
+    forked: bool = False
     host: str = ""  # the name that rootd knows it by, where that is not its own: a clone that was made ahead has its name from then
 
 
@@ -204,6 +208,10 @@ class Ledger:
         """The slot that the sandbox holds."""
         row = self._execute("SELECT name FROM holding WHERE kind = 'slot' AND sandbox = ?", (sandbox,))
         return int(row[0][0]) if row else None
+
+    def holds(self, kind: Kind, name: str) -> bool:
+        """Whether that may be there."""
+        return bool(self._execute("SELECT 1 FROM holding WHERE kind = ? AND name = ?", (kind.value, name)))
 
     def _execute(self, statement: str, values: tuple[object, ...] = ()) -> list[Any]:
         try:

@@ -71,6 +71,8 @@ SERVICE_STEADY = 5.0
 SPARE_POLICIES = 64 << 20  # bytes of policies that no sandbox has
 KNOWN_POLICIES = 10_000  # digests of which the node remembers whether they allow addresses
 DIALER_POLICIES = 512  # that the dialer was given, before it is to drop those that nobody has
+PLACEHOLDERS = 2.0  # for the broker to say what an environment gets
+ALARMS = 64  # kinds of them, by grant, that a sandbox's level tells
 ASKS = 64  # requests of a sandbox that wait for a person; what comes beyond is refused
 
 SERIAL_RING = 64 * 1024  # bytes of a guest's console that are kept

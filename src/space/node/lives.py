@@ -299,6 +299,7 @@ class Lives:
             "policy": asked.policy,
             "policy_generation": asked.policy_generation,
             "env": before.env if asked.env is None else asked.env,
+            "labels": before.labels if asked.labels is None else asked.labels,
             "start": "restore" if snapshot and not cold else "cold",
             "origin": "",
             "host": "" if snapshot else before.host,

@@ -29,7 +29,7 @@ from space.node import builder, limits, probe
 from space.node.builder import Builds
 from space.node.bundles import Bundles
 from space.node.guest import environment_fits
-from space.node.ledger import Baked, Record, Size, host_name
+from space.node.ledger import Baked, Holding, Kind, Record, Size, host_name
 from space.node.life import Origin
 from space.node.sandbox import Instant, Sandbox
 from space.node.surroundings import Surroundings
@@ -108,11 +108,35 @@ class Node:
             return there
         manifest = self._checked(asked)
         verdict = await self.around.accelerators.decide(manifest.kernel)
+        await self._attach(asked)
         if (there := self._join(asked)) is not None:  # a repeat overtook it during the probe
             return there
+        try:
+            return self._made(asked, manifest, verdict.accelerator)
+        except BaseException:
+            self._let_go_of_grants(asked.sandbox)
+            raise
+
+    async def _attach(self, asked: Create) -> None:
+        """Its grants are attached: before anything of it runs, or it is not made. NotFound."""
+        if not asked.grants:
+            return
+        around = self.around
+        around.ledger.hold(Holding(Kind.GRANTS, asked.sandbox, asked.sandbox, asked.generation, asked.tenant))
+        try:
+            await around.egress.services.broker.now().attach_grants(asked.tenant, asked.sandbox, tuple(asked.grants))
+        except BaseException:
+            self._let_go_of_grants(asked.sandbox)
+            raise
+
+    def _let_go_of_grants(self, sandbox: str) -> None:
+        if sandbox not in self._sandboxes and self.around.ledger.holds(Kind.GRANTS, sandbox):
+            self.around.releases.later(self.around.releases.grants(sandbox))
+
+    def _made(self, asked: Create, manifest: TemplateManifest, accelerator: str) -> Sandbox:
         if self.templates.is_low:
             self._in_background(self.templates.make_room())
-        size = Size(manifest.digest, asked.cpus, asked.memory_mib, asked.disk_mib, verdict.accelerator)
+        size = Size(manifest.digest, asked.cpus, asked.memory_mib, asked.disk_mib, accelerator)
         baked = self.warm.find(size)
         ahead = self.warm.pool.take(size) if baked and asked.generation == 1 else None
         try:
@@ -132,11 +156,12 @@ class Node:
             disk_mib=asked.disk_mib,
             env={**manifest.env, **asked.env},
             phase=Phase.REQUESTED,
-            accelerator=verdict.accelerator,
+            accelerator=accelerator,
             user=manifest.user,
             cwd=manifest.cwd,
             policy=asked.policy,
             policy_generation=asked.policy_generation,
+            labels=asked.labels,
             start="pool" if ahead else "warm" if baked else "cold",
             origin=baked.snapshot if baked else "",
             host=ahead.name if ahead else "",
@@ -213,6 +238,8 @@ class Node:
             stages_ms={},
             policy=child.policy,
             policy_generation=child.policy_generation,
+            labels=parent.record.labels if child.labels is None else child.labels,
+            forked=True,
             traffic={},
             last_crash=None,
             start="fork",
@@ -276,7 +303,8 @@ class Node:
             sandbox.processes.start(
                 Exec(
                     sandbox.record.sandbox, argv, cwd=manifest.cwd or None, user=manifest.user or None, attach=False, overflow="drop_oldest"
-                )
+                ),
+                sandbox.placeholders(),
             )
         except SpaceError as error:
             log.warning("%s: its start command %s cannot be started: %s", sandbox.record.sandbox, argv[:1], error)
@@ -395,7 +423,11 @@ class Node:
 
     def _drop_rows_of_nobody(self, records: dict[str, Record]) -> None:
         for holding in self.around.ledger.holdings():  # also of clones that were made ahead: they went with their node
-            if holding.sandbox not in records and holding.sandbox not in self._sandboxes:
+            if holding.sandbox in records or holding.sandbox in self._sandboxes:
+                continue
+            if holding.kind is Kind.GRANTS:
+                self.around.releases.later(self.around.releases.grants(holding.name))
+            else:
                 self.around.releases.row(holding.kind, holding.name)
 
     async def _destroy_orphan(self, op: SandboxOp, slot: int) -> None:

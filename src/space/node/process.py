@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
@@ -29,6 +30,8 @@ from space.node.spool import Account, Spool
 from space.rpc import node_api as api
 from space.rpc.session import Data, Stream
 from space.rpc.stream import Gate
+
+NONE: Mapping[str, str] = MappingProxyType({})
 
 if TYPE_CHECKING:
     from space.node.reader import Reader
@@ -158,15 +161,17 @@ class Process:
 
     # -- its life ------------------------------------------------------------------------------------------------
 
-    def start(self, asked: api.Exec, quota: int) -> None:
-        """Begin; `started` says how that went."""
+    def start(self, asked: api.Exec, quota: int, more: Mapping[str, str] = NONE) -> None:
+        """Begin; `started` says how that went. more: variables beside those of the request, which is repeated without them."""
         if asked.named:
             self.named, self._asked = True, record.digest(asked)
+
+        whole = msgspec.structs.replace(asked, env={**more, **asked.env}) if more else asked
 
         def begin(pid: int) -> Head:
             return record.head_of(self.name, pid, asked, tied=self.tied, quota=quota)
 
-        self._task = asyncio.create_task(self._live(lambda guest: guest.open_exec(asked, keep=self.name), begin), name=self.name)
+        self._task = asyncio.create_task(self._live(lambda guest: guest.open_exec(whole, keep=self.name), begin), name=self.name)
 
     def is_of(self, asked: api.Exec) -> bool:
         """Whether this request has made it. After a restart of the node its environment, time and quota are not compared."""

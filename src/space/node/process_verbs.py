@@ -48,7 +48,8 @@ class ProcessVerbs:
         sandbox = self._node.find(api.Target(asked.sandbox))
         sandbox.guest()  # refused here when it does not run
         began = time.monotonic()
-        process = sandbox.processes.start(sandbox.as_its_template_has_it(asked))
+        more = await sandbox.environment()
+        process = sandbox.processes.start(sandbox.as_its_template_has_it(asked), more)
         if not asked.attach:
             async with self._client(asked.sandbox, process, kill=False):
                 await process.running()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from space.model.ids import new_process_id, process_id
 from space.node import limits
 from space.node.guest import Guest
 from space.node.ledger import Kept
-from space.node.process import Process
+from space.node.process import NONE, Process
 from space.node.spool import Account, Spool, spools_in
 from space.rpc import node_api as api
 
@@ -134,8 +134,11 @@ class Processes:
 
     # -- what control asks ---------------------------------------------------------------------------------------
 
-    def start(self, asked: api.Exec) -> Process:
-        """A new process, on its way, or the one that this request has made before; `started` says how that went. Nothing is awaited."""
+    def start(self, asked: api.Exec, more: Mapping[str, str] = NONE) -> Process:
+        """A new process, on its way, or the one that this request has made before; `started` says how that went. Nothing is awaited.
+
+        more: variables that it has where the request does not name them.
+        """
         there = self._all.get(asked.process)
         if there is not None and there.is_of(asked):
             return there
@@ -144,7 +147,7 @@ class Processes:
         process.free = not asked.attach
         self._all[name] = process
         self._running.add(process)
-        process.start(asked, min(asked.spool_bytes or self._quota.process, self._quota.sandbox))
+        process.start(asked, min(asked.spool_bytes or self._quota.process, self._quota.sandbox), more)
         return process
 
     def get(self, name: str) -> Process:

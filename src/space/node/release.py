@@ -115,6 +115,16 @@ class Releases:
         """Its worker is dead, and no service holds anything of it."""
         await self._until_done(lambda: self._egress.end(op), f"end the egress of {op.sandbox}")
 
+    async def grants(self, sandbox: str) -> None:
+        """The broker knows of none that was attached to it."""
+
+        async def once() -> None:
+            if self._ledger.holds(Kind.GRANTS, sandbox):
+                await self._egress.forget(sandbox)
+                self.row(Kind.GRANTS, sandbox)
+
+        await self._until_done(once, f"forget the grants of {sandbox}")
+
     async def namespace(self, slot: int) -> None:
         """Remove the slot's namespace; its number stays taken."""
         await self._until_done(lambda: self._rootd.destroy_slot(slot), f"remove slot {slot}")

@@ -221,6 +221,25 @@ class Sandbox(Lives):
             await self._life.binding.change(policy)
         self._publish()
 
+    def set_labels(self, labels: dict[str, str]) -> None:
+        """Grants that select by labels see these, soon."""
+        self.keep(msgspec.structs.replace(self.record, labels=labels))
+        if self._life.binding is not None:
+            self._life.binding.label(labels)
+
+    async def environment(self) -> dict[str, str]:
+        """Placeholders of its grants, but for variables that it has a value of its own for."""
+        binding = self._life.binding
+        if binding is not None:
+            await binding.environment()
+        return self.placeholders()
+
+    def placeholders(self) -> dict[str, str]:
+        """The same as far as they are known."""
+        binding = self._life.binding
+        found = {} if binding is None else binding.placeholders
+        return {name: value for name, value in found.items() if name not in self.record.env} if found else found
+
     def ask_delete(self) -> None:
         """Begin its deletion; idempotent, legal in every phase."""
         if not self._delete_asked.done():
@@ -285,6 +304,7 @@ class Sandbox(Lives):
         await self._life.undo_all()
         for snapshot in {self.record.snapshot, *(each.snapshot for each in self.record.checkpoints)} - {""}:
             await self._around.releases.snapshot(snapshot)
+        self._around.releases.later(self._around.releases.grants(self.record.sandbox))  # not waited for: nobody else gets that id
         await self._around.releases.forget(self.record.sandbox)
         self._around.history.forget(self.record.sandbox)
         self._around.archive.retire(self.record.sandbox)

@@ -82,13 +82,17 @@ def compose_egress(instance: Instance, settings: Settings, rootd: RootdClient) -
     def services(heard: Callable[[Unasked], None]) -> Services:
         return Services(
             gateway=Link("gateway", lambda ended: GatewayClient.connect(instance.gateway_socket, heard, ended), GatewayClient.describe),
-            broker=Link("broker", lambda ended: BrokerControl.connect(instance.broker_socket, ended), BrokerControl.head_key),
+            broker=Link("broker", connect_broker, BrokerControl.head_key),
             audit=Link("audit", lambda ended: AuditControl.connect(instance.audit_socket, ended), AuditControl.status),
             minter=Link("minter", lambda ended: MinterControl.connect(instance.minter_socket, ended), MinterControl.describe),
             dialer=Link("dialer", lambda ended: DialerControl.connect(instance.dialer_socket, ended), DialerControl.describe),
         )
 
-    return Egress(services, rootd, Policies(instance.node_data / "policies"), settings.egress_synthetic)
+    def connect_broker(ended: Callable[[], None]) -> BrokerControl:
+        return BrokerControl.connect(instance.broker_socket, ended, egress.services.unasked)
+
+    egress = Egress(services, rootd, Policies(instance.node_data / "policies"), settings.egress_synthetic)
+    return egress
 
 
 def compose(instance: Instance, settings: Settings, trace: Trace = no_trace) -> Node:

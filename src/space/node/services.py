@@ -128,6 +128,7 @@ class Services:
         self.gateway, self.broker, self.audit, self.dialer, self.minter = gateway, broker, audit, dialer, minter
         self._joins: set[asyncio.Task[None]] = set()
         self._stopping = False
+        self.unasked: Callable[[object], None] = lambda said: None  # gets what the broker says by itself
         self._put: tuple[int, dict[str, asyncio.Future[None]]] = (0, {})  # what the dialer was given, in which of its lives
 
     async def put_policy(self, policies: Policies, digest: str) -> None:

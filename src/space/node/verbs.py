@@ -10,6 +10,7 @@ import msgspec
 
 from space.model.errors import SpaceError, Unsupported
 from space.model.sandbox import Phase
+from space.node.credentials import CredentialVerbs, NodesHouse
 from space.node.egress_verbs import EgressVerbs
 from space.node.guest import FED
 from space.node.life_verbs import LifeVerbs
@@ -46,6 +47,7 @@ class Verbs:
             **ProcessVerbs(node).table,
             **TemplateVerbs(node).table,
             **EgressVerbs(node).table,
+            **CredentialVerbs(NodesHouse(node)).table,
             **{verb: functools.partial(_under, self._forward, verb) for verb in FORWARDED if verb != "watch"},
             "tree_put": self._tree_put,
             "tree_get": self._tree_get,

@@ -35,12 +35,13 @@ MOST_CHECKPOINTS = 64
 
 
 class Life(Asked, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a life begins with. env: None for what the sandbox was created with."""
+    """What a life begins with. env: None for what the sandbox was created with; labels: likewise (what grants select by)."""
 
     generation: Generation
     policy: Digest = ""
     policy_generation: PolicyGeneration = 0
     env: dict[str, str] | None = None
+    labels: dict[str, str] | None = None
 
 
 class Wake(Life, frozen=True, forbid_unknown_fields=True):

@@ -33,6 +33,8 @@
 | egress_answer | EgressAnswer | Done; NotFound: nobody waits for that (any more) |
 | egress_counters | Target | EgressCounters |
 | egress_log | EgressLog | EgressRecords messages: what the gateway decided, of one sandbox or all, also of those that are gone |
+| set_labels | SetLabels | Done: grants that select by labels see these |
+| secret_*, grant_*, grants_* | `rpc.credential_api` | what it says |
 
 `watch` means a sandbox's files when its request is a Forward. A create whose policy the node does not have is NotFound as well.
 Input is DATA (stdin) and the messages Eof, Resize and Signal. Faults come as RESET with a code of `space.model.errors`.
@@ -48,6 +50,8 @@ from msgspec import Meta
 MOST_POLICY = 8 << 20  # bytes of the document of a policy
 Digest = Annotated[str, Meta(pattern=r"\A([0-9a-f]{32})?\Z")]
 PolicyGeneration = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
+Chain = Literal["gateway", "dialer", "broker"]
+AlarmKind = Literal["tripwire", "rate", "revoked", "expired"]
 
 
 class Empty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,7 +76,8 @@ class Create(Asked, frozen=True, forbid_unknown_fields=True):
 
     template: its name; digest: which build of it, empty for a shipped one.
     policy: the digest of what it may reach, which was put before; empty: nothing at all. policy_generation: control counts it up with
-    every policy of the sandbox.
+    every policy of the sandbox. labels: what grants select by. grants: names of those that it has besides, attached before it runs
+    (`rpc.credential_api`); NotFound when one is not there.
     """
 
     sandbox: str
@@ -86,6 +91,8 @@ class Create(Asked, frozen=True, forbid_unknown_fields=True):
     policy: Digest = ""
     policy_generation: PolicyGeneration = 0
     digest: str = ""
+    labels: dict[str, str] = {}
+    grants: Annotated[list[str], Meta(max_length=64)] = []
 
 
 class PolicyPut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,6 +111,13 @@ class SetPolicy(Asked, frozen=True, forbid_unknown_fields=True):
     policy: Digest
     policy_generation: PolicyGeneration
     generation: int = 0
+
+
+class SetLabels(Asked, frozen=True, forbid_unknown_fields=True):
+    """Other labels for a sandbox, which hold for the life that it has."""
+
+    sandbox: str
+    labels: dict[str, str]
 
 
 class EgressAnswer(Asked, frozen=True, forbid_unknown_fields=True):
@@ -304,7 +318,8 @@ class PendingAsk(msgspec.Struct, frozen=True):
 
 class EgressLog(Asked, frozen=True, forbid_unknown_fields=True):
     """Records of the gateway's decisions. sandbox: one, or empty for all. after: by chain, what is known already; None: from the oldest,
-    or with follow from now on. limit: so many records, 0 for no end. since: RFC 3339 in UTC, older ones are passed over.
+    or with follow from now on. limit: so many records, 0 for no end. since: RFC 3339 in UTC, older ones are passed over. chains: of
+    these writers; `broker` tells of each credential that was asked for.
     """
 
     sandbox: str = ""
@@ -313,10 +328,11 @@ class EgressLog(Asked, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(ge=0, le=100_000)] = 0
     since: str = ""
     denied: bool = False
+    chains: tuple[Chain, ...] = ("gateway", "dialer")
 
 
 class EgressRecord(msgspec.Struct, frozen=True):
-    """One record. chain: whose it is (`gateway`, `dialer`). n: its number there. line: JSON, as it is in the chain's file."""
+    """One record. chain: whose it is (`gateway`, `dialer`, `broker`). n: its number there. line: JSON, as it is in the chain's file."""
 
     chain: str
     n: int
@@ -334,6 +350,20 @@ class EgressRecords(msgspec.Struct, frozen=True, tag_field="t", tag="egress_reco
     removed: dict[str, int] = {}
 
 
+class CredentialAlarm(msgspec.Struct, frozen=True):
+    """What went wrong with a credential of a sandbox. count: how often in this node's life; at_us: the last time.
+
+    kind: `tripwire` (a reply held the secret, which was replaced), `rate`, `revoked`, `expired` (a use that was refused for that).
+    """
+
+    kind: AlarmKind
+    grant: str
+    secret: str
+    host: str
+    count: int
+    at_us: int
+
+
 class EgressState(msgspec.Struct, frozen=True):
     """How a sandbox's egress stands. policy, policy_generation: what holds. waiting_for: services that are away, in words (`broker`);
     until they are back, what needs them waits or is refused. worker_crashes: so far, and what is known of the last.
@@ -344,6 +374,7 @@ class EgressState(msgspec.Struct, frozen=True):
     waiting_for: list[str] = []
     worker_crashes: int = 0
     last_crash: str | None = None
+    alarms: list[CredentialAlarm] = []
 
 
 class SandboxState(msgspec.Struct, frozen=True, tag_field="t", tag="state"):

@@ -14,25 +14,29 @@ import asyncio
 import select
 import socket
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from space.core.credentials.grant import Life
 from space.model.errors import Gone, NotFound, Unavailable
 from space.node.services import Link, Services
 from space.rpc import audit_api, gateway_api, minter_api
 from space.testing.fakedialer import FakeDialer
 from space.testing.fakegateway import FakeGateway
+from space.testing.memorycredentials import MemoryCredentials
 from space.testing.memoryhost import MemoryHost
 
 NAMES = ("gateway", "broker", "audit", "dialer")  # that hold something of each sandbox
 
 
-class FakeBroker:
-    """Roots that rootd has provided; lives; writers."""
+class FakeBroker(MemoryCredentials):
+    """Roots that rootd has provided; lives; writers; secrets and grants, which outlive it."""
 
     def __init__(self, host: MemoryHost) -> None:
+        super().__init__()
         self._host = host
+        self.lives: dict[str, tuple[int, Life]] = {}
         self.bound: dict[str, tuple[int, str, socket.socket]] = {}
         self.ended: dict[str, int] = {}
         self.writers: socket.socket | None = None
@@ -41,7 +45,19 @@ class FakeBroker:
     async def head_key(self) -> bytes:
         return bytes(32)
 
-    async def bind_sandbox(self, sock: socket.socket, sandbox: str, generation: int, template: str, template_generation: int) -> None:
+    async def bind_sandbox(
+        self,
+        sock: socket.socket,
+        sandbox: str,
+        generation: int,
+        template: str,
+        template_generation: int,
+        *,
+        tenant: str = "",
+        template_name: str = "",
+        labels: Mapping[str, str] | None = None,
+        forked: bool = False,
+    ) -> None:
         with sock:
             assert template_generation == 0, "of a template's digest there is one"
             if generation <= self.ended.get(sandbox, -1):
@@ -50,6 +66,13 @@ class FakeBroker:
                 raise NotFound(f"there is no root of {template}")
             self._close(sandbox)
             self.bound[sandbox] = (generation, template, sock.dup())
+            self.lives[sandbox] = (generation, Life(tenant, sandbox, template_name, dict(labels or {}), forked))
+
+    async def placeholders(self, sandbox: str, generation: int) -> dict[str, str]:
+        known, life = self.lives.get(sandbox, (0, None))
+        if life is None or known != generation:
+            raise Gone(f"{sandbox} {generation} is not bound")
+        return self.environment(life, generation)
 
     async def end_sandbox(self, sandbox: str, generation: int) -> None:
         self.ended[sandbox] = max(generation, self.ended.get(sandbox, -1))
@@ -80,6 +103,7 @@ class FakeBroker:
         for sandbox in list(self.bound):
             self._close(sandbox)
         self.ended.clear()
+        self.lives.clear()
         for sock in self.handed.values():
             sock.close()
         self.handed.clear()
@@ -174,12 +198,12 @@ class _Line:
         self._ended()
 
     def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
-        async def call(*arguments: Any) -> Any:
+        async def call(*arguments: Any, **named: Any) -> Any:
             try:
                 self._living()
                 await self._services.turn(self._name, method, "before")
                 self._living()
-                found = await getattr(self._services.fakes[self._name], method)(*arguments)
+                found = await getattr(self._services.fakes[self._name], method)(*arguments, **named)
                 await self._services.turn(self._name, method, "after")
                 self._living()
             finally:

@@ -21,7 +21,9 @@ from space.rpc.session import Message, Session
 from space.testing.memorynode import MemoryNode
 
 RECORD = Record("sb-a", "acme", 1, "base", "ab" * 8, 1, 512, 2048, {}, Phase.RUNNING)
-_CALLS = 14  # of a whole life: its row and five phases, four for what it holds (one reads), three that let go, one that forgets
+_CALLS = (
+    15  # of a whole life: its row and five phases, four for what it holds (one reads), three that let go, a look for grants, a forgetting
+)
 
 
 class Faulty:
