@@ -73,3 +73,15 @@ def test_children_of_a_fork_differ_from_each_other_and_from_their_parent_which_g
         sandbox.rollback(made)
         assert sandbox.run("cat /dev/shm/who", check=True).stdout == b"parent\n"
         assert sandbox.info().generation == 2
+
+
+def test_a_sandbox_becomes_a_template_whose_sandboxes_have_its_disk_and_none_of_its_environment(client: Client) -> None:
+    with space.Sandbox.create(client=client, memory_mib=256, env={"TOKEN": "hush"}) as sandbox:
+        sandbox.files.write("made", b"here")
+        made = sandbox.keep_as_template("kept:v1", idempotency_key="once")
+        assert sandbox.keep_as_template("kept:v1", idempotency_key="once") == made
+        assert sandbox.run("cat made; echo $TOKEN", check=True).stdout == b"herehush\n", "it goes on"
+        with space.Sandbox.create("kept:v1", client=client, memory_mib=256) as other:
+            assert other.files.read("made") == b"here"
+            assert other.run('echo "[$TOKEN]"; hostname', check=True).text.splitlines() == ["[]", other.id]
+    client.delete_template("kept:v1")

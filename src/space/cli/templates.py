@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from space.cli.completion import SandboxArgument
 from space.cli.context import emit, examples, note, of, print_facts, print_json, print_table, span, when
 from space.cli.lazy import loaded
 
@@ -29,6 +30,7 @@ def add_to(app: typer.Typer) -> None:
     group.command("show", epilog=examples("space template show numbers:v2"))(show)
     group.command("tag", epilog=examples("space template tag numbers:v2 numbers:latest"))(tag)
     group.command("delete", epilog=examples("space template delete numbers:v1"))(delete)
+    group.command("keep", epilog=examples("space template keep sb-... numbers:v3"))(keep)
     group.command("rebake", epilog=examples("space template rebake numbers"))(rebake)
     group.command("export", epilog=examples("space template export numbers:v2 numbers.space"))(export)
     group.command("import", epilog=examples("space template import numbers.space numbers:v2"))(import_)
@@ -133,6 +135,19 @@ def delete(
         client.delete_template(template, force=force)
     if of(context).json:
         print_json({"deleted": template})
+
+
+def keep(
+    context: typer.Context,
+    sandbox: SandboxArgument,
+    template: Annotated[str, typer.Argument(metavar="NAME[:TAG]", help="What leads to it.")],
+) -> None:
+    """Make a template of a sandbox's disk of this instant; the sandbox goes on."""
+    from space.sdk import Sandbox
+
+    with of(context).client() as client:
+        found = Sandbox.connect(sandbox, client=client).keep_as_template(template)
+    print_json(found) if of(context).json else emit(f"{found['digest']}\n")
 
 
 def rebake(context: typer.Context, template: Reference) -> None:

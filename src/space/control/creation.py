@@ -13,7 +13,7 @@ from space.control.book import Book
 from space.control.ends import Ends
 from space.control.entry import SETTLED, THERE, Entry
 from space.control.link import LinkLost, NodeLink
-from space.control.records import UNWANTED, WANTED, Record, Repeat
+from space.control.records import UNWANTED, USED, USED_HINT, WANTED, Record, Repeat
 from space.control.telling import Telling
 from space.model.errors import (
     Conflict,
@@ -32,8 +32,6 @@ from space.rpc.life_api import Child, Fork, Forked
 from space.rpc.node_api import Create, SandboxState
 
 _NEVER_BEGUN = (InvalidArgument, NotFound, TooLarge)  # of these a node's words before `preparing` mean that it made nothing
-
-USED, USED_HINT = "this Idempotency-Key was used with another body", "a new request needs a new key; a repeat sends the same body"
 
 
 class Creation:

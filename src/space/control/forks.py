@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable
 
 from space.control.book import Book
-from space.control.creation import USED, USED_HINT, Creation
+from space.control.creation import Creation
 from space.control.entry import Entry
 from space.control.events import News
 from space.control.lives import Lives
 from space.control.policies import Policies
 from space.control.quotas import Quotas
-from space.control.records import WANTED, Record, Repeat
+from space.control.records import USED, USED_HINT, WANTED, Record, Repeat
 from space.core.lifecycle.table import Refuse, Request, answer
 from space.model.errors import Conflict, Gone, SpaceError, Unavailable
 from space.model.ids import new_sandbox_id

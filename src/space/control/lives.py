@@ -129,6 +129,15 @@ class Lives:
 
         return await self.alone(entry, take, f"checkpoint {entry.record.id}")
 
+    async def instant(self, entry: Entry, take: Callable[[], Awaitable[T]], name: str) -> T:
+        """What is made of its present instant: while it runs or is paused, with its turn."""
+
+        async def work() -> T:
+            self._allowed(entry, Request.CHECKPOINT)
+            return await take()
+
+        return await self.alone(entry, work, name)
+
     async def checkpoints(self, sandbox: str) -> list[Checkpoint]:
         """Those that it has, oldest first."""
         found = await self._link.call("checkpoints", Target(sandbox), CheckpointList)

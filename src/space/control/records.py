@@ -105,6 +105,9 @@ class Record:
         )
 
 
+USED, USED_HINT = "this Idempotency-Key was used with another body", "a new request needs a new key; a repeat sends the same body"
+
+
 @dataclass(frozen=True, slots=True)
 class Repeat:
     """An idempotency key that was used: for which body (its digest), and what came of it."""

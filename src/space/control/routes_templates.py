@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from dataclasses import dataclass
 
 import msgspec
@@ -12,13 +13,15 @@ from space.control import answers, limits, trees, wire
 from space.control.answers import Answer
 from space.control.builds import Build
 from space.control.call import Call, flag, number
-from space.control.route import JSON, NDJSON, Access, Body, Query, Reply, Route
+from space.control.handlers import repeated
+from space.control.route import GUEST, IDEMPOTENCY, JSON, NDJSON, SANDBOX, Access, Body, Query, Reply, Route
 from space.control.services import Services
 from space.control.templates import LATEST
 from space.control.wire_templates import (
     BuildInfo,
     BuildList,
     BuildRequest,
+    KeepRequest,
     PlanInfo,
     PlanRequest,
     PruneInfo,
@@ -81,6 +84,21 @@ async def rebake(call: Call, services: Services) -> Answer:
     """POST /v1/templates/{name}/rebake."""
     services.templates.resolve(call.tenant, _named(call))
     return answers.value(await services.templates.rebake(call.tenant, _named(call)), 201)
+
+
+async def keep_sandbox(call: Call, services: Services) -> Answer:
+    """POST /v1/sandboxes/{id}/template."""
+    asked = wire.decode(await call.json(), KeepRequest)
+    tenant, sandbox, templates = call.tenant, call.params["id"], services.templates
+    templates.checked(asked.name, asked.tag)
+    entry = await services.sandboxes.wanted(tenant, sandbox)
+    repeat = repeated(call, msgspec.json.encode([tenant, sandbox, call.headers.get("idempotency-key")]))
+    digest = secrets.token_hex(16) if repeat is None else repeat[1][:16].hex()
+
+    async def take() -> TemplateInfo:
+        return await templates.of_sandbox(tenant, sandbox, asked.name, asked.tag, digest)
+
+    return answers.value(await services.sandboxes.lives.instant(entry, take, f"template of {sandbox}"), 201)
 
 
 async def prune(call: Call, services: Services) -> Answer:
@@ -236,6 +254,18 @@ ROUTES: tuple[Route, ...] = (
         (Reply(201, "The new build", {JSON: TemplateInfo}),),
         errors=(*_NODE, Conflict, NoCapacity),
         query=(_TAG,),
+    ),
+    Route(
+        "POST",
+        SANDBOX + "/template",
+        "keep_sandbox_as_template",
+        "Its disk of this instant as a template; it goes on",
+        Access.TENANT,
+        keep_sandbox,
+        (Reply(201, "The template (or what an earlier request with this Idempotency-Key made)", {JSON: TemplateInfo}),),
+        errors=(*GUEST, NoCapacity),
+        headers=(IDEMPOTENCY,),
+        body=Body({JSON: KeepRequest}),
     ),
     Route(
         "POST",

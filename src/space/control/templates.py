@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from space.control import limits
 from space.control import template_rows as rows_of
 from space.control.builds import Builds
 from space.control.events import EventLog
 from space.control.link import NodeLink, decoded
 from space.control.quotas import Quotas
+from space.control.records import USED, USED_HINT
 from space.control.store.store import Store
 from space.control.template_rows import TemplateNews
 from space.control.wire_templates import TemplateInfo
@@ -26,6 +28,7 @@ from space.model.ids import template_name
 from space.model.sandbox import DEFAULT_TEMPLATE
 from space.model.tenants import Usage
 from space.rpc import node_api as api
+from space.rpc.life_api import TemplateSnapshot
 
 LATEST = "latest"
 
@@ -149,6 +152,21 @@ class Templates:
     async def arrived(self, tenant: str, name: str, tag: str, made: api.TemplateInfo) -> TemplateInfo:
         """A template that came as a file has a name."""
         await self.made(tenant, name, tag, made)
+        return self._info(tenant, made)
+
+    async def of_sandbox(self, tenant: str, sandbox: str, name: str, tag: str, digest: str) -> TemplateInfo:
+        """A sandbox's disk of this instant as a template with that digest, which a repeat of the request finds. Conflict for another name
+        than the first request's; PermissionDenied, QuotaPassed.
+        """
+        known = [(named, of) for (owner, named, of), made in self._names.items() if owner == tenant and made == digest]
+        if known and (name, tag) not in known:
+            raise Conflict(USED, hint=USED_HINT)
+        if not known:
+            await self.room(tenant, name)
+        asked = TemplateSnapshot(sandbox, name, digest)
+        made = await self._link.call("template_snapshot", asked, api.TemplateInfo, seconds=limits.LIFE_SECONDS)
+        if not known:
+            await self.made(tenant, name, tag, made)
         return self._info(tenant, made)
 
     async def made(self, tenant: str, name: str, tag: str, made: api.TemplateInfo, also: rows_of.Change = lambda _: None) -> None:

@@ -106,6 +106,13 @@ class TagRequest(Struct, frozen=True, forbid_unknown_fields=True):
     digest: Digest
 
 
+class KeepRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """A sandbox's disk as a template: its name, and the tag that leads to it."""
+
+    name: str
+    tag: str = "latest"
+
+
 class PruneRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """keep_seconds: what builds used since then stays. dry_run: only say what would go."""
 

@@ -50,7 +50,9 @@ class SimTemplates:
         return found
 
     def keep(self, tenant: str, name: str, digest: str) -> api.TemplateInfo:
-        """A sandbox becomes one."""
+        """A sandbox becomes one; the one that it is already where the request is repeated."""
+        if digest in self.own:
+            return self.own[digest]
         made = self.own[digest] = self._info(name, tenant, digest)
         return made
 

@@ -62,6 +62,7 @@ ASKED = {
     "checkpoints": "S",
     "rollback": "S CP",
     "fork": "S 2",
+    "template keep": "S kept:v1",
     "metrics": "S",
     "start": "S -- echo hi",
     "ps": "S -a",

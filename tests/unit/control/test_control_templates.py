@@ -291,3 +291,29 @@ async def test_export_that_lost_bytes_is_cut_off_and_never_taken_for_the_whole(w
     world.node.templating.lost = 1
     with pytest.raises(httpx.HTTPError):
         await world.client.get("/v1/templates/mine/file")
+
+
+@dialogue()
+async def test_a_sandbox_becomes_a_template_once_for_one_key_and_goes_on(world: World) -> None:
+    client = world.client
+    sandbox = await world.create()
+
+    async def keep(name: str, key: str | None = None, **more: str) -> httpx.Response:
+        headers = {} if key is None else {"Idempotency-Key": key}
+        return await client.post(f"/v1/sandboxes/{sandbox}/template", json={"name": name, **more}, headers=headers)
+
+    first, again = [await keep("mine", "k", tag="v1") for _ in range(2)]
+    assert (first.status_code, first.json()) == (201, again.json())
+    assert (first.json()["name"], first.json()["tags"], first.json()["shipped"]) == ("mine", ["v1"], False)
+    other = await keep("mine", "k", tag="v2")
+    assert (other.status_code, "another body" in other.json()["detail"]) == (409, True)
+    assert (await keep("mine", tag="v1")).json()["digest"] != first.json()["digest"]
+    assert (await keep("base")).json()["code"] == "permission_denied"
+    assert (await keep("no name")).json()["code"] == "invalid_argument"
+    assert await world.phase(sandbox) == "running"
+    assert (await client.post("/v1/sandboxes", json={"template": "mine:v1"})).status_code == 201
+    await client.post(f"/v1/sandboxes/{sandbox}/suspend")
+    assert (await keep("mine")).status_code == 409
+    stranger = await world.other_tenant()
+    async with stranger:
+        assert (await stranger.post(f"/v1/sandboxes/{sandbox}/template", json={"name": "theirs"})).status_code == 404

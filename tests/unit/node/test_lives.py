@@ -245,6 +245,7 @@ async def test_a_running_sandbox_becomes_a_template_and_goes_on(tmp_path: Path) 
         asked = life_api.TemplateSnapshot(sandbox=sandbox, name="mine", digest=digest)
         made = msgspec.msgpack.decode(await session.call("template_snapshot", asked), type=api.TemplateInfo)
         assert (made.digest, made.name, made.tenant) == (digest, "mine", "acme")
+        assert msgspec.msgpack.decode(await session.call("template_snapshot", asked), type=api.TemplateInfo) == made, "the answer was lost"
         await session.call("noop", api.Target(sandbox))
         other = msgspec.structs.replace(spec(), template="mine", digest=digest)
         assert (await last(session, "create", other)).phase == "running"

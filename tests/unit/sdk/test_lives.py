@@ -58,6 +58,13 @@ def story(client: Client) -> None:
         with pytest.raises(NotFound):
             sandbox.rollback(made)
     kinds = [event.kind for event in client.events(follow=False) if not hasattr(event, "oldest") and event.sandbox == sandbox.id]
+    with Sandbox.create(client=client) as sandbox:
+        made = sandbox.keep_as_template("kept:v1", idempotency_key="once")
+        assert (made["name"], made["tags"]) == ("kept", ["v1"])
+        assert sandbox.keep_as_template("kept:v1", idempotency_key="once")["digest"] == made["digest"]
+        assert sandbox.run(["true"]).ok
+    with Sandbox.create("kept:v1", client=client) as of_it:
+        assert of_it.info().spec.template == "kept:v1"
     assert [kinds.count(kind) for kind in ("checkpointed", "rolled_back", "forked")] == [1, 1, 1]
 
 

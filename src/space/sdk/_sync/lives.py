@@ -91,6 +91,18 @@ class SandboxLives:
         answer = self._client.call("POST", f"{self._path}/fork", json=wanted, headers=headers, seconds=LIFE_SECONDS, repeatable=True)
         return [self._child(sandbox_info(one)) for one in _listed(answer, "sandboxes")]
 
+    def keep_as_template(self, reference: str, *, idempotency_key: str | None = None) -> dict[str, Any]:
+        """Make a template `name` or `name:tag` of its disk of this instant; it goes on. What its processes have in memory is not in it.
+
+        The request carries an idempotency key (a random one unless given), so a repeat after a lost answer makes no second one.
+        """
+        name, _, tag = reference.partition(":")
+        wanted = {"name": name} | ({"tag": tag} if tag else {})
+        headers = {"idempotency-key": idempotency_key or secrets.token_hex(16)}
+        return dict(
+            self._client.call("POST", f"{self._path}/template", json=wanted, headers=headers, seconds=LIFE_SECONDS, repeatable=True)
+        )
+
     def _live(self, verb: str, *, json: Any = None, repeatable: bool = True) -> None:
         answer = self._client.call("POST", f"{self._path}/{verb}", json=json, seconds=LIFE_SECONDS, repeatable=repeatable)
         self._info = sandbox_info(answer)

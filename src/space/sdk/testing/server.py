@@ -199,6 +199,8 @@ class MockServer:
                 return self.events.answer(request)
             case method, ["v1", "keys", *rest]:
                 return self._key(method, rest, request)
+            case "POST", ["v1", "sandboxes", sandbox_id, "template"]:
+                return self.templates.keep(self.sandbox(sandbox_id).id, request)
             case "POST", ["v1", "sandboxes", sandbox_id, "fork"]:
                 return self._fork(self.sandbox(sandbox_id), request)
             case "DELETE", ["v1", "sandboxes", sandbox_id]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from space.model.errors import Conflict, InvalidArgument, NotFound
+from space.model.errors import Conflict, InvalidArgument, NotFound, PermissionDenied
 from space.sdk.testing.sandbox import answer, document, query
 
 _FILE = b"a template of the mock server\n"
@@ -61,6 +61,14 @@ class MockTemplates:
             case _, ["builds", *rest]:
                 return self._build(method, rest, request)
         return None
+
+    def keep(self, sandbox: str, request: httpx.Request) -> httpx.Response:
+        """A sandbox's disk as one: the same again where the request has the same key."""
+        asked, key = document(request), request.headers.get("idempotency-key", "")
+        digest = hashlib.sha256(f"{sandbox} {key or len(self.named)}".encode()).hexdigest()[:32]
+        if asked["name"] == "base":
+            raise PermissionDenied("base is the name of a shipped template", hint="take another name")
+        return answer(self._put(asked["name"], asked.get("tag", "latest"), digest), 201)
 
     def _build(self, method: str, rest: list[str], request: httpx.Request) -> httpx.Response | None:
         match method, rest:
