@@ -59,9 +59,9 @@ def story(client: Client) -> None:
             sandbox.rollback(made)
     kinds = [event.kind for event in client.events(follow=False) if not hasattr(event, "oldest") and event.sandbox == sandbox.id]
     with Sandbox.create(client=client) as sandbox:
-        made = sandbox.keep_as_template("kept:v1", idempotency_key="once")
-        assert (made["name"], made["tags"]) == ("kept", ["v1"])
-        assert sandbox.keep_as_template("kept:v1", idempotency_key="once")["digest"] == made["digest"]
+        template = sandbox.keep_as_template("kept:v1", idempotency_key="once")
+        assert (template["name"], template["tags"]) == ("kept", ["v1"])
+        assert sandbox.keep_as_template("kept:v1", idempotency_key="once")["digest"] == template["digest"]
         assert sandbox.run(["true"]).ok
     with Sandbox.create("kept:v1", client=client) as of_it:
         assert of_it.info().spec.template == "kept:v1"
