@@ -124,9 +124,27 @@ class Lives:
             await self._life.undo_all()
             self._come_to_rest(phase)
             return
+        if self.record.phase is Phase.STOPPING:
+            await self._halt_found()
         await self._life.free_compute()
         if self.record.phase is not phase:
             await self._rest_on_disk()
+
+    async def _halt_found(self) -> None:
+        """It was being shut down when its node died. If it lives, what it has written reaches its disk before it is ended."""
+        life = self._life
+        try:
+            async with asyncio.timeout(limits.HALT):
+                machine = await self._around.vmm.adopt(life.op.sandbox, life.op.generation)
+                if machine is None:
+                    return
+                life.take(machine)
+                await machine.resume()
+                await life.while_alive(life.open_channel(reconnect=True))
+        except (TimeoutError, SpaceError) as error:
+            log.warning("%s: its guest cannot be asked to shut down: %s; it is ended", life.op.sandbox, error or "it does not answer")
+            return
+        await self._halt(paused=False)
 
     # -- pause and resume ----------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@
 | suspended | its snapshot | rest |
 | waking | anything | rest: suspended, the life that had begun is undone |
 | stopping | a snapshot that it was suspended in | rest: suspended |
-| stopping | its disk | rest: stopped, its VMM is ended |
+| stopping | its disk | rest: stopped; where its VMM lives, its guest is shut down first |
 | stopped | its disk | rest |
 | starting | a snapshot that it was suspended in | rest: suspended |
 | starting | its disk | rest: stopped, in the generation that rootd knows |
