@@ -230,9 +230,9 @@ def reflink(source: int, target: int) -> None:
     fcntl.ioctl(target, _FICLONE, source)
 
 
-def fallocate(descriptor: int, offset: int, length: int) -> None:
+def fallocate(descriptor: int, offset: int, length: int, *, keep_size: bool = False) -> None:
     """Allocate a file's blocks and make it so large; what it holds stays. Unlike posix_fallocate it never writes instead."""
-    arguments = (ctypes.c_int(descriptor), ctypes.c_int(0), ctypes.c_int64(offset), ctypes.c_int64(length))
+    arguments = (ctypes.c_int(descriptor), ctypes.c_int(int(keep_size)), ctypes.c_int64(offset), ctypes.c_int64(length))
     _checked(_libc.fallocate64(*arguments) if hasattr(_libc, "fallocate64") else _libc.fallocate(*arguments), "fallocate")
 
 

@@ -145,6 +145,8 @@ class Ledger:
         try:
             self._database = _open(path)
         except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                raise _fault(path, error) from error  # a full disk, another node: what it holds is whole
             # Without fsync a power cut may tear the file. Then no VMM lives either, and rootd's description finds every file.
             log.warning("ledger %s is torn (%s): it is set aside and begun anew", path, error)
             path.replace(path.with_suffix(".torn"))
@@ -241,6 +243,9 @@ def _open(path: Path) -> sqlite3.Connection:
     database = sqlite3.connect(path, isolation_level=None)
     try:
         path.chmod(0o600)
+        # Nobody else reads it, so the index of the log is kept in our own memory. In a file that is mapped, a write to a page for which a
+        # full disk has no block is not an error but the death of the process (SIGBUS; btrfs has to find a new block for every one).
+        database.execute("PRAGMA locking_mode = EXCLUSIVE")
         database.execute("PRAGMA journal_mode = WAL")
         # A killed process loses nothing that it wrote; only a power cut could, and that ends what runs too.
         # What is to outlive that (what is suspended, stopped, kept) is made durable by name; NORMAL keeps the file whole then, at no fsync

@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from space.model.errors import DeadlineExceeded, SandboxDied
+from space.model.errors import DeadlineExceeded, SandboxDied, SpaceError
 from space.model.rootd import SandboxOp
 from space.node import limits, steps
 from space.node.binding import Binding
@@ -23,6 +23,7 @@ from space.node.edge import Edge
 from space.node.egress import Told
 from space.node.guest import Guest
 from space.node.ledger import Holding, Kind, Record, host_name
+from space.node.shield import ended
 from space.node.stages import DEADLINES, Stage
 from space.node.surroundings import Surroundings
 from space.node.vmm.seam import Machine
@@ -72,6 +73,9 @@ class Owner(Protocol):
     def connected(self, guest: Guest) -> None:
         """There is a channel."""
 
+    def stalled(self, stands: bool) -> None:
+        """Its guest stands still, as the host has no room for what it writes; or goes on."""
+
 
 class Life:
     """One a generation. Make it within the event loop. What is undone is undone by the generation that `op` has then."""
@@ -86,6 +90,8 @@ class Life:
         self.binding: Binding | None = None
         self.slot: int | None = None
         self.has_place = False  # slot, files and egress were made
+        self.stalled = asyncio.Event()  # the host has no room for what its guest writes
+        self._keeping: asyncio.Task[None] | None = None
         self._unsure = False  # by which number the host knows its disk
         self._undo = AsyncExitStack()
 
@@ -237,6 +243,8 @@ class Life:
         """This is its machine."""
         self._undo.push_async_callback(self._let_go_of, machine)
         self.machine = machine
+        self._keeping = asyncio.create_task(machine.keep_going(self._stalled), name=f"{self.name}: room on its disk")
+        self._keeping.add_done_callback(_kept)
 
     def bind(self, edge: Edge | None = None) -> Binding:
         """Egress knows it from now on. edge: of the slot that was made for it; none where an earlier node did."""
@@ -337,10 +345,24 @@ class Life:
     async def _remove_files(self) -> None:
         await self._around.releases.files(self.op)
 
+    def _stalled(self, stands: bool) -> None:
+        (self.stalled.set if stands else self.stalled.clear)()
+        if self.guest is not None:  # its silence means nothing
+            (self.guest.hold if stands else self.guest.release)()
+        self._owner.stalled(stands)
+
     async def _let_go_of(self, machine: Machine) -> None:
+        await ended(*([self._keeping] if self._keeping else []))
+        self._keeping = None
         await machine.aclose()
         self.machine = None
 
     def _hold(self, kind: Kind) -> None:
         record = self._owner.record
         self._around.ledger.hold(Holding(kind, self.op.sandbox, record.sandbox, record.generation, record.tenant))
+
+
+def _kept(task: asyncio.Task[None]) -> None:
+    """A monitor that broke is told by the VMM's end, or by whoever uses it next."""
+    if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, SpaceError):
+        log.error("%s: %s", task.get_name(), error, exc_info=error)

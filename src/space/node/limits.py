@@ -27,6 +27,11 @@ IMPRINT = 40.0
 SYNC = 20.0
 # A guest that is stopped ends its processes (10 s), writes its files and turns itself off.
 HALT = 30.0
+# A guest that stands still because the host's disk is full goes on once there is room for more than a write or two; looked at so often.
+# QEMU says within milliseconds that it did not help.
+STALL_ROOM = 32 << 20
+STALL_PAUSE = 2.0
+STALL_LOOK = 0.2
 # Undoing waits until it is done, however long; this only names a host that takes so long.
 UNDO = 3600.0
 # Clones that are made ahead of a template: as many as were asked for within the last minute. A minute after the last they go.

@@ -17,7 +17,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,14 @@ import msgspec
 
 from space.core.lifecycle import recovery
 from space.core.lifecycle.table import Accept, Ignore, Refuse, Request, answer
-from space.model.errors import Conflict, Gone, Internal, NotFound, SandboxDied, SpaceError
+from space.model.errors import Conflict, Gone, Internal, NoCapacity, NotFound, SandboxDied, SpaceError
 from space.model.ids import new_snapshot_id
 from space.model.rootd import KeepTemplate
 from space.model.sandbox import Phase
 from space.node import limits, steps
 from space.node.egress import Told, Traffic
 from space.node.guest import Guest
+from space.node.halting import ROOM, STALLED, halt, halt_found, unless_stalled
 from space.node.ledger import Checkpoint, Kept, Record
 from space.node.life import Life, Origin
 from space.node.processes import Processes
@@ -52,7 +53,6 @@ _COMING_TO_REST: dict[tuple[Phase, Phase], Request] = {
     (Phase.STOPPING, Phase.STOPPED): Request.HALTED,
     (Phase.STARTING, Phase.STOPPED): Request.UNSTARTED,
 }
-
 
 _SAME: Any = object()
 
@@ -125,26 +125,10 @@ class Lives:
             self._come_to_rest(phase)
             return
         if self.record.phase is Phase.STOPPING:
-            await self._halt_found()
+            await halt_found(self._life, self._around.vmm)
         await self._life.free_compute()
         if self.record.phase is not phase:
             await self._rest_on_disk()
-
-    async def _halt_found(self) -> None:
-        """It was being shut down when its node died. If it lives, what it has written reaches its disk before it is ended."""
-        life = self._life
-        try:
-            async with asyncio.timeout(limits.HALT):
-                machine = await self._around.vmm.adopt(life.op.sandbox, life.op.generation)
-                if machine is None:
-                    return
-                life.take(machine)
-                await machine.resume()
-                await life.while_alive(life.open_channel(reconnect=True))
-        except (TimeoutError, SpaceError) as error:
-            log.warning("%s: its guest cannot be asked to shut down: %s; it is ended", life.op.sandbox, error or "it does not answer")
-            return
-        await self._halt(paused=False)
 
     # -- pause and resume ----------------------------------------------------------------------------------------
 
@@ -199,7 +183,7 @@ class Lives:
             async with self.stage(Stage.SYNC):
                 try:
                     async with asyncio.timeout(limits.SYNC):
-                        await life.while_alive(life.guest.prepare_snapshot())
+                        await unless_stalled(life, life.guest.prepare_snapshot())
                 except TimeoutError:
                     log.warning(
                         "%s: its guest did not write its files within %g s; they are stored as they are", life.op.sandbox, limits.SYNC
@@ -217,6 +201,8 @@ class Lives:
 
     async def _stop(self) -> None:
         """Its guest ends in order, then its disk is on stable storage, and its compute is freed."""
+        if self._life.stalled.is_set():
+            raise NoCapacity(f"sandbox {self.record.sandbox} cannot be shut down: {STALLED}", hint=ROOM)
         suspended = self.record.phase is Phase.SUSPENDED
         paused = self.record.phase is Phase.PAUSED
         self._become(Request.STOP, stages_ms={}, reason=None)
@@ -224,31 +210,11 @@ class Lives:
             await self._stop_suspended()
             return
         async with self.stage(Stage.HALT):
-            await self._halt(paused=paused)
+            await halt(self._life, paused=paused)
         self.processes.lose("the sandbox was stopped")
         async with self.stage(Stage.UNDO):
             await self._life.free_compute()
         await self._rest_on_disk()
-
-    async def _halt(self, *, paused: bool) -> None:
-        life = self._life
-        if life.machine is None or life.guest is None:
-            return
-        try:
-            async with asyncio.timeout(limits.HALT):
-                if paused:
-                    await life.machine.resume()
-                    life.guest.release()
-                ending = asyncio.ensure_future(life.machine.wait())
-                try:
-                    with suppress(SandboxDied):  # its end may be quicker than its answer
-                        await life.while_alive(life.guest.shutdown())
-                    await asyncio.shield(ending)
-                finally:
-                    ending.cancel()
-        except (TimeoutError, SpaceError) as error:
-            why = "in time" if isinstance(error, TimeoutError) else f"in order: {error}"
-            log.warning("%s: its guest did not shut down %s; it is ended", life.op.sandbox, why)
 
     async def _rest_on_disk(self) -> None:
         op = self._life.op
@@ -459,6 +425,16 @@ class Lives:
     def connected(self, guest: Guest) -> None:
         """Its processes have this guest."""
         self.processes.connected(guest)
+
+    def stalled(self, stands: bool) -> None:
+        """Told as the reason of what it is, and in the log."""
+        if stands:
+            log.warning("%s: the host's disk is full: its guest stands still until there is room for what it writes", self.record.sandbox)
+        elif self.record.reason == STALLED:
+            log.info("%s: there is room for what its guest writes", self.record.sandbox)
+        if self.record.phase in (Phase.RUNNING, Phase.PAUSED) and self.record.reason in (None, STALLED):
+            self.keep(msgspec.structs.replace(self.record, reason=STALLED if stands else None))
+            self._publish()
 
     def _keep_traffic(self, traffic: Traffic) -> None:
         self.keep(msgspec.structs.replace(self.record, traffic=traffic.kept(), last_crash=traffic.last_crash))

@@ -60,7 +60,7 @@ DEADLINES: dict[Stage, float] = {
     Stage.HELLO: limits.RECONNECT,
     Stage.IMPRINT: limits.IMPRINT,
     Stage.CLAIM: limits.CONFIGURE,
-    Stage.SYNC: limits.SYNC,
+    Stage.SYNC: limits.SYNC + limits.QMP,  # one that is late is stored as it is
     Stage.SNAPSHOT: limits.SNAPSHOT_READY + limits.SNAPSHOT_COPY + limits.SNAPSHOT_DONE,
     Stage.RECORD: limits.ROOTD_STEP,
     Stage.HALT: limits.HALT + limits.QMP,

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from space.config import snapshots as layout
 from space.config.snapshots import SnapshotManifest
-from space.host import files, vmmemory
+from space.host import files, syscalls, vmmemory
 from space.model.errors import Conflict, Gone, Internal
 from space.model.rootd import BeginSnapshot, SandboxOp
 from space.rootd import sandboxes, snapshots
@@ -31,6 +31,7 @@ from space.rootd.sandboxes import Place, Record
 from space.rootd.steps import reached
 
 _MOST_ROOM = 512 << 20
+_MOST_STATE = 1 << 20  # 70 KiB, or some more with many processors
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,8 @@ def begin(place: Place, op: BeginSnapshot) -> tuple[int, int]:
         fcntl.flock(directory, fcntl.LOCK_EX)
         state = files.open_beneath(directory, layout.STATE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         opened.append(state)
+        # The VMM writes it while the VM stands still, and could say no more than that it failed. What is too much is given back.
+        syscalls.fallocate(state, 0, _MOST_STATE, keep_size=True)
         disk = files.open_beneath(place.directory, f"{record.sandbox}/{sandboxes.DISK}", os.O_RDONLY)
         opened.append(disk)
         base = _open_base(place, record)
@@ -175,8 +178,9 @@ def _room(now: int, size: int) -> int:
 
 def _commit(job: _Job, talk: socket.socket, parts: dict[str, int], private_bytes: int) -> None:
     op = job.op
-    if not os.fstat(job.state).st_size:
+    if not (written := os.fstat(job.state).st_size):
         raise Internal(f"the VMM of {op.sandbox} wrote no device state")
+    os.ftruncate(job.state, written)
     told = parts if op.shared else (layout.STATE,)
     digests = {name: _digest(job.directory, name) for name in told} if op.durable else {}
     if op.durable:

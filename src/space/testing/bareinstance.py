@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from space.config.instance import Instance, claim
 from space.config.settings import Settings, save_effective
+from space.rootd import sweep
 from space.serve import keyring, layout, roles, service
 from space.serve.private import random_name
 from space.serve.remove import remove
@@ -21,6 +22,7 @@ from space.serve.service import Process, Role
 from space.testing import leaks
 from space.testing.machine import isolated_python
 
+Storage = Callable[[Path], AbstractContextManager[object]]
 _READY_WITHIN = 60.0
 BESIDE_NODE = ("rootd", "broker", "audit", "dialer", "minter", "gateway")  # what a node needs, in this order
 
@@ -28,8 +30,12 @@ BESIDE_NODE = ("rootd", "broker", "audit", "dialer", "minter", "gateway")  # wha
 class BareInstance:
     """Made by `bare_instance`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, storage: Storage | None = None) -> None:
         self.instance: Instance = claim(random_name())
+        self._undo = ExitStack()
+        self._storage = storage is not None
+        if storage is not None:
+            self._undo.enter_context(storage(self.instance.data))
         layout.make_directories(self.instance)
         keyring.ensure(self.instance, settings, durable=False)
         save_effective(self.instance, settings)
@@ -75,14 +81,17 @@ class BareInstance:
             self.kill(name)
         for listener in self._listeners.values():
             listener.close()
+        if self._storage:
+            sweep.sweep(self.instance)  # what is mounted over its data is in use as long as anybody lives
+        self._undo.close()
         remove(self.instance)
         leaks.settle(lambda: leaks.of_instance(self.instance))
 
 
 @contextmanager
-def bare_instance(*services: str, settings: Settings | None = None) -> Iterator[BareInstance]:
-    """An instance with these services started, in that order."""
-    one = BareInstance(settings or Settings(accelerator="tcg", warm_templates=0))
+def bare_instance(*services: str, settings: Settings | None = None, storage: Storage | None = None) -> Iterator[BareInstance]:
+    """An instance with these services started, in that order. storage: has its data directory on a file system of its own."""
+    one = BareInstance(settings or Settings(accelerator="tcg", warm_templates=0), storage)
     try:
         for name in services:
             one.start(name)

@@ -65,6 +65,18 @@ class FakeMachine:
         self._check()
         self._vmm.running.set()
 
+    async def keep_going(self, stalled: Callable[[bool], object]) -> None:
+        """Its disk is memory, unless a test says that it is full (`MemoryVmm.full`)."""
+        while True:
+            await self._vmm.full.wait()
+            stalled(True)
+            self._vmm.running.clear()
+            try:
+                await self._vmm.roomy.wait()
+            finally:
+                stalled(False)
+            self._vmm.running.set()
+
     async def snapshot(self, plan: SnapshotPlan) -> Taken:
         """A copy of the guest's files stands for its memory. A guest of a test's own is made anew."""
         self._check()

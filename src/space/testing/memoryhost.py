@@ -33,6 +33,8 @@ class MemoryVmm:
     watch: int = -1
     life: int = -1
     on_death: list[Callable[[], object]] = field(default_factory=list)
+    full: asyncio.Event = field(default_factory=asyncio.Event)  # its disk has no room, until a test clears it and sets the other
+    roomy: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.watch, self.life = os.pipe()

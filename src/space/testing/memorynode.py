@@ -181,6 +181,7 @@ class MemoryNode:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._shut()
         self.services.close()
+        self.node.around.ledger.close()
 
     def _shut(self) -> None:
         if self._door is not None and self._listener is not None:

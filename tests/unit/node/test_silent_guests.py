@@ -86,7 +86,6 @@ class Lab:
         self.node = MemoryNode(directory, guests=lambda: next(guests))
 
     async def start(self) -> None:
-        await self.node.start()
         async with self.node.connected() as session:
             self.good, self.bad = await create(session), await create(session)
 

@@ -15,7 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from space.config.instance import Instance
 from space.model.errors import DeadlineExceeded, NoCapacity, NotFound, ProtocolError, SandboxDied, Unavailable
+from space.model.ids import InstanceName
 from space.model.rootd import SandboxOp
 from space.node import limits
 from space.node.pidfd import Pidfd
@@ -217,7 +219,7 @@ class Kernel:
 async def test_a_vmm_that_ran_out_of_memory_is_told_apart(answer: Usage | Exception, reason: str, tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)  # noqa: ASYNC220 (nobody else is kept waiting)
     rootd: Any = Kernel(answer)
-    machine = QemuMachine(rootd, SandboxOp("sb-a", 1), Pidfd(os.pidfd_open(child.pid)), tmp_path)
+    machine = QemuMachine(rootd, SandboxOp("sb-a", 1), Pidfd(os.pidfd_open(child.pid)), Instance(InstanceName("x"), 0, tmp_path, tmp_path))
     child.kill()
     assert await machine.wait() == reason
     child.wait()

@@ -10,11 +10,12 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 from space.config.instance import Instance
 from space.core.plan.machine import DISK_NODE
+from space.host import files
 from space.model.errors import DeadlineExceeded, SandboxDied, SpaceError
 from space.model.rootd import SandboxOp, StartVmm
 from space.node import limits
@@ -35,7 +36,9 @@ _PIPE_BUFFER = 1 << 20
 class QemuMachine:
     """One QEMU process. Make it with `QemuVmm`."""
 
-    def __init__(self, rootd: SnapshotRootd, op: SandboxOp, pidfd: Pidfd, directory: Path) -> None:
+    def __init__(self, rootd: SnapshotRootd, op: SandboxOp, pidfd: Pidfd, instance: Instance) -> None:
+        directory = instance.vm_run(op.sandbox)
+        self._data = instance.data
         self._rootd = rootd
         self._op = op
         self._pidfd = pidfd
@@ -45,6 +48,7 @@ class QemuMachine:
         self._pipes: tuple[Pipe, ...] = ()
         self._unheard_hang_up = False
         self.load_ms = 0.0
+        self._stands = False  # because it was asked to
 
     async def attach(self) -> None:
         """Connect monitor and console."""
@@ -71,11 +75,34 @@ class QemuMachine:
 
     async def pause(self) -> None:
         """Stop the vCPUs (QMP `stop` is idempotent)."""
+        self._stands = True
         await self._monitor().execute("stop")
 
     async def resume(self) -> None:
         """Let them run (QMP `cont` is idempotent)."""
+        self._stands = False
         await self._monitor().execute("cont")
+
+    async def keep_going(self, stalled: Callable[[bool], object]) -> None:
+        """See `seam.Machine`. QEMU stops a guest whose write finds no space (`werror=enospc`), and tries that again when it goes on."""
+        qmp = self._monitor()
+        while True:
+            await qmp.stalled.wait()
+            qmp.stalled.clear()
+            if not await self._lacks_room():
+                continue
+            stalled(True)
+            try:
+                while await self._lacks_room():
+                    await asyncio.sleep(limits.STALL_PAUSE)
+                    if not self._stands and files.free_bytes(self._data) >= limits.STALL_ROOM:
+                        await qmp.execute("cont")
+                        await asyncio.sleep(limits.STALL_LOOK)
+            finally:
+                stalled(False)
+
+    async def _lacks_room(self) -> bool:
+        return bool((await self._monitor().execute("query-status")).get("status") == "io-error")
 
     async def snapshot(self, plan: SnapshotPlan) -> Taken:
         """Take one; `vmm.snapshot` conducts it."""
@@ -204,7 +231,7 @@ class QemuVmm:
         op = SandboxOp(plan.sandbox, plan.generation)
         try:
             descriptor = await self._rootd.start_vmm(StartVmm(plan.sandbox, plan.generation, plan.accelerator, restore))
-            machine = QemuMachine(self._rootd, op, Pidfd(descriptor), self._instance.vm_run(plan.sandbox))
+            machine = QemuMachine(self._rootd, op, Pidfd(descriptor), self._instance)
         except BaseException:
             await self._no_rest(op)
             raise
@@ -224,7 +251,7 @@ class QemuVmm:
         descriptor = await self._rootd.adopt_vmm(sandbox, generation)
         if descriptor is None:
             return None
-        machine = QemuMachine(self._rootd, SandboxOp(sandbox, generation), Pidfd(descriptor), self._instance.vm_run(sandbox))
+        machine = QemuMachine(self._rootd, SandboxOp(sandbox, generation), Pidfd(descriptor), self._instance)
         machine._unheard_hang_up = True
         try:
             await machine.attach()

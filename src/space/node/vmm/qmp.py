@@ -22,6 +22,7 @@ from space.node.vmm.pace import Pace
 
 # The only events that tell us something; others are dropped unread.
 _EVENTS = frozenset({"SHUTDOWN", "GUEST_PANICKED", "GUEST_CRASHLOADED", "RESET", "BLOCK_IO_ERROR"})
+_STALLED = "BLOCK_IO_ERROR"  # with the action `stop`: the disk did not take a write for want of space, and the guest stands still
 _EVENTS_KEPT = 16
 
 
@@ -39,6 +40,7 @@ class Qmp:
         self._loaded: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._broken: ProtocolError | SandboxDied | None = None
         self.events: deque[dict[str, Any]] = deque(maxlen=_EVENTS_KEPT)
+        self.stalled = asyncio.Event()  # set by each such event, cleared by whoever heeds it
         self._task = asyncio.create_task(self._read(), name="qmp")
 
     @classmethod
@@ -176,6 +178,8 @@ class Qmp:
                     self._loaded.set_result(status == "completed")
             elif message["event"] in _EVENTS:
                 self.events.append(message if len(line) < 2048 else {"event": message["event"]})
+                if message["event"] == _STALLED:
+                    self.stalled.set()
         elif self._waiting is not None and message.get("id") == self._waiting[0]:
             future = self._waiting[1]
             if future.done():

@@ -6,6 +6,7 @@ One contract suite (tests/contract/test_vmm.py) runs over every driver.
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,6 +71,11 @@ class Machine(Protocol):
 
     async def resume(self) -> None:
         """Let the vCPUs run; idempotent."""
+
+    async def keep_going(self, stalled: Callable[[bool], object]) -> None:
+        """As long as this runs: a guest that stands still because the host has no room for what it writes goes on as soon as there is.
+        stalled: called when that begins, and when it is over. Nothing that the guest wrote is lost by it.
+        """
 
     async def snapshot(self, plan: SnapshotPlan) -> Taken:
         """Take memory, device state and disk in one window in which nothing runs. Running or paused before, and so after it.
