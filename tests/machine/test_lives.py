@@ -21,8 +21,6 @@ from space.rpc.session import Data, Message, Session
 from space.testing import leaks
 from space.testing.bareinstance import BESIDE_NODE, BareInstance, bare_instance
 
-CYCLES = 5
-
 
 @pytest.fixture
 def bare() -> Iterator[BareInstance]:
@@ -90,14 +88,15 @@ def run(bare: BareInstance, work: Callable[[Host], Awaitable[None]]) -> None:
 SUMS = "cat /tmp/c/* | sha256sum; cat /dev/shm/c/* | sha256sum; ls /tmp/c | wc -l"
 
 
-def test_cycles_of_write_suspend_and_wake_lose_nothing_and_processes_go_on_without_a_gap(bare: BareInstance) -> None:
+@pytest.mark.parametrize("cycles", [5, pytest.param(20, marks=pytest.mark.full)])
+def test_cycles_of_write_suspend_and_wake_lose_nothing_and_processes_go_on_without_a_gap(bare: BareInstance, cycles: int) -> None:
     async def work(host: Host) -> None:
         sandbox = (await host.create()).sandbox
         await host.run(sandbox, "mkdir /tmp/c /dev/shm/c; echo start > /tmp/c/0; cp /tmp/c/0 /dev/shm/c/0")
         name = new_process_id()
         script = "n=0; while :; do n=$((n+1)); echo line $n; sleep 0.05; done"
         await host.session.call("exec", api.Exec(sandbox, ["sh", "-c", script], process=name, attach=False, named=True))
-        for cycle in range(1, CYCLES + 1):
+        for cycle in range(1, cycles + 1):
             await host.run(sandbox, f"head -c 300000 /dev/urandom > /tmp/c/{cycle}; cp /tmp/c/{cycle} /dev/shm/c/{cycle}")
             sums = await host.run(sandbox, SUMS)
             suspended = await host.do("suspend", sandbox, "suspended")
@@ -112,7 +111,7 @@ def test_cycles_of_write_suspend_and_wake_lose_nothing_and_processes_go_on_witho
         async with await host.session.open("attach", asked, finish=True) as stream:
             out = b"".join([event.payload async for event in stream if isinstance(event, Data)])
         numbers = [int(each) for each in re.findall(rb"line (\d+)\n", out)]
-        assert len(numbers) > 20 * CYCLES / 5
+        assert len(numbers) > 20 * cycles / 5
         assert numbers == list(range(1, len(numbers) + 1))
         await host.delete(sandbox)
 
@@ -187,6 +186,49 @@ def test_forks_share_the_past_and_differ_in_files_and_identity_and_their_process
                 listed = msgspec.msgpack.decode(await host.session.call("processes", api.Target(sandbox)), type=api.ProcessList)
             assert [(each.process, each.state) for each in listed.processes if each.process == name] == [(name, "running")]
         await host.delete(*everyone)
+
+    run(bare, work)
+
+
+def _fork(parent: str, count: int) -> life_api.Fork:
+    return life_api.Fork(sandbox=parent, children=[life_api.Child(sandbox=new_sandbox_id(), generation=1) for _ in range(count)])
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_tree_of_forks_of_depth_three_diverges_in_files_memory_and_identity_and_outlives_its_root(bare: BareInstance) -> None:
+    async def work(host: Host) -> None:
+        root = (await host.create()).sandbox
+        lineage = {root: [root]}
+        await host.run(root, f"echo {root} | tee -a /root/line > /dev/shm/line; head -c 2000000 /dev/urandom > /root/common")
+        common = await host.run(root, "sha256sum < /root/common")
+        generation = [root]
+        for _ in range(3):
+            following: list[str] = []
+            for parent in generation:
+                for state in await host.states("fork", asked := _fork(parent, 2)):
+                    assert state.phase in ("requested", "preparing", "running"), state.reason
+                for child in asked.children:
+                    lineage[child.sandbox] = [*lineage[parent], child.sandbox]
+                    await host.run(child.sandbox, f"echo {child.sandbox} | tee -a /root/line >> /dev/shm/line")
+                    following.append(child.sandbox)
+                await host.run(parent, "echo after >> /root/later")  # the parent goes on, and no child sees that
+            generation = following[:2]
+        assert len(lineage) == 11
+        await host.delete(root)
+        who = set[str]()
+        for sandbox in list(lineage)[1:]:
+            for place in ("/root/line", "/dev/shm/line"):
+                assert (await host.run(sandbox, f"cat {place}")).split() == lineage[sandbox], sandbox
+            assert await host.run(sandbox, "sha256sum < /root/common") == common
+            who |= set((await host.run(sandbox, WHO)).splitlines())
+        assert len(who) == 5 * (len(lineage) - 1)  # nothing of anybody's identity is another's
+        leaf = list(lineage)[-1]
+        await host.do("suspend", leaf, "suspended")
+        await host.delete(*[each for each in lineage if each not in (root, leaf)])
+        await host.wake(leaf, 2)  # of a snapshot that needs none of its forebears
+        assert (await host.run(leaf, "cat /dev/shm/line")).split() == lineage[leaf]
+        await host.delete(leaf)
 
     run(bare, work)
 

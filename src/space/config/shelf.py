@@ -29,7 +29,8 @@ def commit(shelf: int, source: int, manifest: TemplateManifest, *, gid: int, rea
     """Put the disk `source` on the shelf under its manifest's digest; False when it was there. gid: who reads the manifest.
     reached: told of each step, for tests.
 
-    An OSError (a full disk) leaves nothing behind.
+    A template is on stable storage when this returns; a kept step of a build, which can be made anew, need not be. An OSError (a full
+    disk) leaves nothing behind.
     """
     if holds(shelf, manifest.digest):
         os.utime(manifest.digest, dir_fd=shelf)
@@ -45,12 +46,18 @@ def commit(shelf: int, source: int, manifest: TemplateManifest, *, gid: int, rea
             reached("template described")
             os.fchown(directory, 0, gid)
             os.fchmod(directory, 0o750)
+            if durable := manifest.kind == "template":
+                for name in (DISK, MANIFEST):
+                    files.sync(directory, name)
+                os.fsync(directory)
         try:
             os.rename(stage, manifest.digest, src_dir_fd=shelf, dst_dir_fd=shelf)
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
             return False  # somebody committed it meanwhile: equal names are equal things
+        if durable:
+            os.fsync(shelf)
         reached("template committed")
         return True
     finally:
