@@ -29,8 +29,9 @@ PolicyOption = Annotated[
 
 def add_to(group: typer.Typer) -> None:
     """Register the commands."""
-    lines = ("space policy set agents policy.toml", "space policy set --tenant acme --default agents --permit open")
-    group.command("set", epilog=examples(*lines, "space policy set --operator operator.toml"))(set_policy)
+    lines = ("space policy set agents policy.toml", "space policy set --tenant acme acme.toml --default agents --permit open")
+    layers = ("space policy set --operator operator.toml", "space policy set --operator --none")
+    group.command("set", epilog=examples(*lines, *layers))(set_policy)
     group.command("get", epilog=examples("space policy get agents", "space policy get --tenant acme"))(get_policy)
     group.command("list", epilog=examples("space policy list"))(list_policies)
     group.command("delete", epilog=examples("space policy delete agents"))(delete_policy)
@@ -46,7 +47,7 @@ def given(text: str) -> Path | str:
 def set_policy(
     context: typer.Context,
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME] [FILE]", help="A name and a file; for a layer the file alone, or none.")
+        list[str] | None, typer.Argument(metavar="[NAME] [FILE]", help="A name and a file; for a layer the file alone.")
     ] = None,
     tenant: _Tenant = None,
     operator: _Operator = False,
@@ -54,17 +55,20 @@ def set_policy(
         str | None, typer.Option(metavar="NAME", help="With --tenant: what its sandboxes have that name none.", autocompletion=completed)
     ] = None,
     permit: Annotated[list[str] | None, typer.Option(metavar="open|record", help="With --tenant: what they may have; repeatable.")] = None,
+    nothing: Annotated[bool, typer.Option("--none", help="For a layer, in place of a file: it does not narrow.")] = False,
 ) -> None:
     """Store a policy under a name, or set a layer; live for every sandbox that it concerns.
 
-    A layer is set whole: without a file it narrows nothing.
+    A layer is set whole, also what of it is not said again; one that is to narrow nothing is said to be so.
     """
     layered = _layered(tenant, operator=operator)
     files = list(words or [])
     if not layered and len(files) != 2:
         raise Misuse("a name and a file, or --tenant TENANT, or --operator", hint="space policy set agents policy.toml")
-    if layered and len(files) > 1:
-        raise Misuse("a layer has no name: only a file, or none for a layer that does not narrow")
+    if layered and len(files) + nothing != 1:  # a file that was forgotten must open nothing
+        raise Misuse("a layer has no name: a file alone, or --none for one that does not narrow")
+    if nothing and not layered:
+        raise Misuse("--none is of a layer: --tenant TENANT, or --operator")
     if tenant is None and (default is not None or permit):
         raise Misuse("--default and --permit are of a tenant's layer: --tenant TENANT")
     if unknown := set(permit or []) - {"open", "record"}:
@@ -176,7 +180,7 @@ def _show_layer(context: typer.Context, found: PolicyLayer) -> None:
         return
     _warn(found.warnings)
     facts = {"revision": found.revision, "default": found.default, "permits": ", ".join(found.permits)}
-    print_facts(facts | {"policy": "does not narrow" if found.policy is None else None})
+    print_facts(facts | ({"policy": "does not narrow"} if found.policy is None else {}))
     if found.policy is not None:
         _document(found.policy)
 

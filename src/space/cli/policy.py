@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from space.cli import policies
-from space.cli.context import examples, of, print_json, print_table, printable
+from space.cli.context import Misuse, examples, of, print_json, print_table, printable
 from space.cli.lazy import loaded
 from space.model.errors import InvalidArgument
 
@@ -77,7 +77,7 @@ def explain(
     context: typer.Context,
     words: Annotated[
         list[str],
-        typer.Argument(metavar="FILE...|SANDBOX URL", help="The layers, the operator's first, or a sandbox; then what is asked for."),
+        typer.Argument(metavar="FILE|SANDBOX... URL", help="The layers, the operator's first, or a sandbox; then what is asked for."),
     ],
     method: Annotated[str, typer.Option("--method", "-X", metavar="METHOD", help="As it is sent; upper and lower case differ.")] = "GET",
     websocket: Annotated[bool, typer.Option("--websocket", help="The request asks for a WebSocket.")] = False,
@@ -88,7 +88,7 @@ def explain(
     """Say what becomes of a URL: its name, the connection, the request; in each layer, by which rule, and why."""
     *files, text = words
     if not files:
-        raise InvalidArgument("explain takes one to three policies and a URL", hint="space policy explain policy.toml https://example.com/")
+        raise Misuse("explain takes one to three policies and a URL", hint="space policy explain policy.toml https://example.com/")
     if len(files) == 1 and policies.is_sandbox(files[0]):
         policies.explain_of(context, files[0], text, method=method, websocket=websocket, foreign=foreign)
         return 0
@@ -96,7 +96,7 @@ def explain(
     try:
         url = loaded("space.core.policy.url", "parse")(text)
     except ValueError as error:
-        raise InvalidArgument(str(error)) from None
+        raise Misuse(str(error)) from None
     found = loaded("space.core.policy.explain", "account")(stack, url, method=method, websocket=websocket, foreign=foreign)
     outcome = loaded("space.core.policy.explain", "outcome")
     if of(context).json:
@@ -145,7 +145,7 @@ def hold(
     """Hold policies to a table of expectations (docs/policy.md). Exit status 1 when one is not met."""
     *files, table = words
     if not files:
-        raise InvalidArgument("test takes one to three policies and a table", hint="space policy test policy.toml cases.toml")
+        raise Misuse("test takes one to three policies and a table", hint="space policy test policy.toml cases.toml")
     stack = _stack([Path(file) for file in files], presets, bundles)
     try:
         cases = loaded("space.policy.cases", "cases")(loaded("space.policy.files", "decoded")(Path(table)))
@@ -181,7 +181,7 @@ def discover(
     names = list(known) if not managers or "all" in managers else list(dict.fromkeys(managers))
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise InvalidArgument(f"there is no package manager {unknown[0]!r} that we know", hint="known: all, " + ", ".join(known))
+        raise Misuse(f"there is no package manager {unknown[0]!r} that we know", hint="known: all, " + ", ".join(known))
     folder = presets or loaded("space.policy.files", "PRESETS")
     machine = loaded("space.policy.discover", "Machine")(offline=offline)
     found: dict[str, dict[str, Any]] = {}
@@ -202,13 +202,13 @@ def discover(
 def _known(presets: Path | None, bundles: list[str] | None) -> tuple[Any, frozenset[str]]:
     names = frozenset(bundles or ())
     if presets is not None and not presets.is_dir():
-        raise InvalidArgument(f"{presets} is no directory")
+        raise Misuse(f"{presets} is no directory")
     return loaded("space.policy.files", "presets")(presets or loaded("space.policy.files", "PRESETS"), names), names
 
 
 def _stack(files: list[Path], presets: Path | None, bundles: list[str] | None) -> Any:
     if len(files) > 3:
-        raise InvalidArgument(f"{len(files)} policies: there are at most three layers (operator, tenant, sandbox)")
+        raise Misuse(f"{len(files)} policies: there are at most three layers (operator, tenant, sandbox)")
     known, names = _known(presets, bundles)
     policies = [loaded("space.policy.files", "policy")(file, known, names).policy for file in files]
     layer, stack = loaded("space.core.policy.verdict", "Layer"), loaded("space.core.policy.verdict", "Stack")

@@ -188,7 +188,10 @@ class Policies:
         async with self._change(tenant):
             self._find(tenant, name)
             if users := sum(entry.record.policy_name == name for entry in self._of_tenant(tenant)):
-                raise Conflict(f"policy {name!r} is followed by {users} sandboxes", hint="give them another one, or delete them")
+                raise Conflict(
+                    f"policy {name!r} is followed by {users} sandbox{'' if users == 1 else 'es'}",
+                    hint="give them another one, or delete them",
+                )
             if self.layer_row(tenant).default == name:
                 raise Conflict(f"policy {name!r} is the default of tenant {tenant}", hint="the operator can set another one")
             del self._named[tenant, name]

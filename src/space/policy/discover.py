@@ -90,9 +90,7 @@ def _inside(machine: Machine, hosts: Sequence[str]) -> list[str]:
         answers = machine.resolve(host)
         verdict = judge_all(answers) if answers else None
         if isinstance(verdict, Undialable):
-            notes.append(
-                f"{host} has an address here that is not public ({verdict.kind}): it is dialled only if the operator lists its range"
-            )
+            notes.append(f"{host} has an address here that is not public ({verdict.kind}): it is dialled only if egress_reachable lists it")
     return notes
 
 

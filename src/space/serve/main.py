@@ -299,7 +299,7 @@ def _remove_abandoned() -> None:
 def _farewell(instance: Instance, *, ephemeral: bool) -> None:
     left = _sandboxes(instance)
     if left and not ephemeral:
-        say(f"{left} sandboxes keep running for the next serve (space clean --instance {instance.name} ends them)")
+        say(f"{left} sandbox{'es' if left > 1 else ''} left running for the next serve (space clean --instance {instance.name} ends all)")
 
 
 def _sandboxes(instance: Instance) -> int:

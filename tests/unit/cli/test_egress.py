@@ -34,7 +34,7 @@ def test_a_policy_is_stored_followed_explained_and_forgotten(server: MockServer,
     assert main(["show", made["id"]]) == 0
     assert "agents, generation 1" in capfd.readouterr().out
     assert main(["policy", "delete", "agents"]) == 125
-    assert "followed by 1 sandboxes" in capfd.readouterr().err
+    assert "followed by 1 sandbox\n" in capfd.readouterr().err
     assert main(["policy", "apply", made["id"], "--none"]) == 0
     assert "nothing may leave" in capfd.readouterr().out
     assert main(["policy", "delete", "agents"]) == 0
@@ -49,7 +49,7 @@ def test_a_tenants_layer_is_set_whole_and_shown(server: MockServer, capfd: pytes
     assert (layer["default"], layer["permits"], layer["revision"]) == ("agents", ["open"], 1)
     assert main(["policy", "get", "--tenant", "acme"]) == 0
     assert "a.example.com" in capfd.readouterr().out
-    assert main(["policy", "set", "--operator"]) == 0
+    assert main(["policy", "set", "--operator", "--none"]) == 0
     assert "does not narrow" in capfd.readouterr().out
 
 
@@ -60,6 +60,12 @@ def test_a_tenants_layer_is_set_whole_and_shown(server: MockServer, capfd: pytes
         "policy set --operator --tenant acme policy.toml",
         "policy set --operator one two",
         "policy set --operator --permit open",
+        "policy set --operator",  # a file that was forgotten opens nothing
+        "policy set --tenant acme --default agents",
+        "policy set --tenant acme acme.toml --none",
+        "policy set agents --none",
+        "policy explain https://a.example.com/",
+        "policy explain policy.toml a.example.com",
         "policy set --tenant acme --permit everything",
         "policy get",
         "policy get agents --operator",

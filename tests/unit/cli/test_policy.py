@@ -122,10 +122,10 @@ def test_an_explanation_names_the_rule_of_each_layer(space: Space) -> None:
     assert [len(step["lines"]) for step in found["steps"]] == [3, 3, 3]
 
 
-def test_a_question_that_cannot_be_asked_is_a_failure(space: Space) -> None:
+def test_a_question_that_cannot_be_asked_is_wrong_usage(space: Space) -> None:
     for words in (["https://example.com/"], ["policy.toml", "example.com"], ["policy.toml"] * 4 + ["https://example.com/"]):
         status, _, err = space("explain", *words)
-        assert status == 125
+        assert status == 2
         assert err.startswith("space: ")
     Path("bad.toml").write_text("version = 2")
     assert "space policy check bad.toml" in space("explain", "bad.toml", "https://example.com/")[2]
@@ -181,9 +181,9 @@ def test_what_is_discovered_is_printed_or_written_where_policies_find_it(space: 
     assert answer(space("discover", "pip", "--offline", "--json"))["presets"]["pip"]["rules"] >= 1
 
 
-def test_a_manager_that_says_nothing_is_status_1_and_an_unknown_one_a_failure(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manager_that_says_nothing_is_status_1_and_an_unknown_one_is_wrong_usage(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     status, out, _ = space("discover", "go")
     assert status == 1
     assert "go is not installed here" in out
-    assert space("discover", "brew")[0] == 125
+    assert space("discover", "brew")[0] == 2

@@ -246,7 +246,7 @@ def test_a_mirror_that_the_gateway_will_not_dial_by_itself_is_told(machine: Mach
     )
     notes = [line for line in preset_text(discover("pip", asked)).splitlines() if "not public" in line]
     assert notes == [
-        "# note: x.example.com has an address here that is not public (private): it is dialled only if the operator lists its range"
+        "# note: x.example.com has an address here that is not public (private): it is dialled only if egress_reachable lists it"
     ]
 
 

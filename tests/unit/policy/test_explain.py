@@ -58,6 +58,23 @@ def test_a_url_has_one_outcome(text: str, method: str, expected: str) -> None:
     assert all(len(step.lines) == 3 for step in found.steps)
 
 
+def test_an_address_is_allowed_by_the_entry_that_holds_it_and_by_openness_where_none_does() -> None:
+    found = account(stack(), parse("tcp://192.0.2.7:5432"))
+    assert found.steps[-1].lines[1:] == tuple(
+        f"{name}: allowed by {BLOCKS[0].name} (192.0.2.0/24 port 5432)" for name in ("sandbox", "result")
+    )
+    above = Layer(Policy("operator", open=True))
+    below = Layer(Policy("sandbox", blocks=(Block("cidr[3]", IPv4Network("198.41.0.0/24")),)))
+    lines = account(Stack([above, below]), parse("tcp://198.41.0.4:53")).steps[-1].lines
+    assert lines == (
+        "operator: allowed: the policy is open",
+        "sandbox: allowed by cidr[3] (198.41.0.0/24)",
+        "result: allowed by cidr[3] (198.41.0.0/24)",
+    )
+    lines = account(Stack([below, above]), parse("tcp://198.41.0.4:53")).steps[-1].lines
+    assert lines[-1] == "result: allowed: the policy is open"
+
+
 def test_a_mode_is_an_outcome_of_its_own() -> None:
     above = Layer(Policy("operator", open=True))
     for mode, expected in (("ask", "ask"), ("record", "record"), ("enforce", "name_not_allowed")):

@@ -131,6 +131,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "passthrough with a grant": ({"version": 1, "rule": [{"passthrough": "a.example.com", "grant": "t"}]}, "rule[0].grant"),
     "a network with host bits": ({"version": 1, "cidr": ["192.0.2.1/24"]}, "cidr[0]"),
     "a network in another family": ({"version": 1, "cidr": ["2001:db8::/32"]}, "cidr[0]"),
+    "a network's mask that is read in two ways": ({"version": 1, "cidr": ["192.0.2.0/0.0.0.255"]}, "cidr[0]"),
+    "a network's port in other digits": ({"version": 1, "cidr": ["192.0.2.0/24:1_0"]}, "cidr[0]"),
+    "a network's port with a sign": ({"version": 1, "cidr": ["192.0.2.0/24:+10"]}, "cidr[0]"),
+    "a network that is no text": ({"version": 1, "cidr": [7]}, "cidr[0]"),
     "a network's port of 0": ({"version": 1, "cidr": ["192.0.2.0/24:0"]}, "cidr[0]"),
     "a port with two schemes": (
         {"version": 1, "rule": [{"host": "a.example.com", "port": 80}, {"host": "a.example.com", "scheme": "http", "name": "second"}]},

@@ -204,7 +204,7 @@ def test_sandboxes_outlive_a_serve_that_is_told_to_stop_unless_it_is_set_to_end_
     if on_stop == "keep":
         assert not asked
         assert (instance.sandboxes / "sb-1").is_dir()
-        assert "1 sandboxes keep running for the next serve" in said
+        assert "1 sandbox left running for the next serve" in said
     else:
         assert asked
         assert not (instance.sandboxes / "sb-1").exists()

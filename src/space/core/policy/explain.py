@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
 from typing import Literal
 
@@ -85,7 +85,7 @@ def account(stack: Stack, url: Url, *, method: str = "GET", websocket: bool = Fa
     """What becomes of a URL: its name, then the connection, then the request. Requests of an opaque connection are not seen."""
     host = url.host
     if isinstance(host, IPv4Address):
-        return _account(_step("address", stack, lambda one: one.literal(host, url.port)))
+        return _account(_address(stack, host, url.port))
     steps = [_step("name", stack, lambda one: one.name(host)), _step("flow", stack, lambda one: one.flow(host, url.port))]
     flow = steps[-1].verdict
     carries = {"tcp": ("tcp", "https", "http"), "passthrough": ("https",)}
@@ -115,6 +115,19 @@ def outcome(verdict: Verdict) -> str:
 
 def _account(*steps: Step) -> Account:
     return Account(steps[-1].verdict, steps)
+
+
+def _address(stack: Stack, address: IPv4Address, port: int) -> Step:
+    step = _step("address", stack, lambda one: one.literal(address, port))
+    lines = list(step.lines)
+    for at, layer in enumerate(stack.layers):
+        block = layer.block(address, port)
+        if block is not None:
+            words = f"allowed by {block.name} ({block.network}{'' if block.ports is None else f' port {port}'})"
+            lines[at] = f"{layer.policy.name}: {words}"
+            if layer is stack.layers[-1] and isinstance(step.verdict, Allow):
+                lines[-1] = f"result: {words}"
+    return replace(step, lines=tuple(lines))
 
 
 def _step(asked: Literal["name", "flow", "request", "address"], stack: Stack, of: Callable[[Layer | Stack], Verdict]) -> Step:

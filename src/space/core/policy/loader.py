@@ -30,6 +30,9 @@ from space.core.policy.suffixes import is_public_suffix
 VERSION = 1
 MOST_RULES = 20_000
 _METHOD = re.compile(r"[A-Z][A-Z-]{0,31}\Z")
+_PORT = re.compile(r"[1-9][0-9]{0,4}\Z")
+_NETWORK = re.compile(r"[0-9.]+(/[0-9]{1,2})?\Z")
+_NETWORKS = "such as 192.0.2.0/24 or 192.0.2.7/32:5432"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._/-]{0,63}\Z")
 _GRANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}\Z")
 _TOP = frozenset({"version", "mode", "open", "cidr", "rule", "presets"})
@@ -200,8 +203,9 @@ class _Loader:
         name, colon, digits = text.rpartition(":")
         if not colon and way == "passthrough":
             name, digits = text, "443"
-        if not re.fullmatch(r"[1-9]\d{0,4}", digits) or int(digits) > 65535:
-            self._wrong(f"{path}.{way}", f"{text!r} has no port", f"write {way} = 'host:port'")
+        if _port(digits) is None:
+            fault = f"{digits!r} is no port from 1 to 65535" if colon else f"{text!r} has no port"
+            self._wrong(f"{path}.{way}", fault, f"write {way} = 'host:port'")
             return None, 0, "tcp" if way == "tcp" else "passthrough"
         return self._host(name, f"{path}.{way}"), int(digits), "tcp" if way == "tcp" else "passthrough"
 
@@ -222,7 +226,7 @@ class _Loader:
         if "methods" not in row:
             return None
         found = self._list(row, "methods", path)
-        if not found:
+        if row["methods"] == []:
             self._wrong(f"{path}.methods", "an empty list allows nothing", "leave it out to allow all")
         for at, method in enumerate(found):
             where = f"{path}.methods[{at}]"
@@ -236,7 +240,7 @@ class _Loader:
         if "paths" not in row:
             return None
         given = self._list(row, "paths", path)
-        if not given:
+        if row["paths"] == []:
             self._wrong(f"{path}.paths", "an empty list allows nothing", "leave it out to allow all")
         found = []
         for at, text in enumerate(given):
@@ -247,15 +251,23 @@ class _Loader:
         return tuple(found)
 
     def _block(self, text: Any, path: str) -> Block | None:
-        network, colon, digits = text.partition(":") if isinstance(text, str) else ("", "", "")
-        try:
-            ports = frozenset({int(digits)}) if colon else None
-            block = Block(path, IPv4Network(network), ports)
-        except ValueError as error:
-            self._wrong(path, f"{text!r} is no network: {error}", "such as 192.0.2.0/24 or 192.0.2.7/32:5432")
+        if not isinstance(text, str):
+            self._wrong(path, f"a network is text, not {text!r}", _NETWORKS)
             return None
-        if ports is not None and not 1 <= min(ports) <= 65535:
-            self._wrong(path, f"{text!r} has no port that exists")
+        network, colon, digits = text.partition(":")
+        port = _port(digits) if colon else None
+        if ":" in digits:
+            self._wrong(path, f"{text!r} is no network of IPv4, and a guest has no other addresses", _NETWORKS)
+            return None
+        try:
+            if not _NETWORK.match(network):  # a mask is read in two ways
+                raise ValueError("an address, or an address and a number of bits")
+            block = Block(path, IPv4Network(network), None if port is None else frozenset({port}))
+        except ValueError as error:
+            self._wrong(path, f"{text!r} is no network: {error}", _NETWORKS)
+            return None
+        if colon and port is None:
+            self._wrong(path, f"{digits!r} is no port from 1 to 65535", _NETWORKS)
             return None
         if block.network.prefixlen < 8:
             self._warn(path, f"{block.network} is a large part of all addresses")
@@ -343,3 +355,7 @@ class _Loader:
             return value
         self._wrong(f"{path}.{key}".lstrip("."), f"{value!r} is not one of {', '.join(choices)}")
         return default
+
+
+def _port(digits: str) -> int | None:
+    return int(digits) if _PORT.match(digits) and int(digits) <= 65535 else None

@@ -19,7 +19,7 @@ from typing import Literal
 import msgspec
 
 from space.core.policy.addresses import Dialable, judge
-from space.core.policy.model import Policy, Rule, Scheme
+from space.core.policy.model import Block, Policy, Rule, Scheme
 from space.core.policy.paths import Path
 
 Reason = Literal[
@@ -156,12 +156,18 @@ class Layer:
 
     def literal(self, address: IPv4Address, port: int) -> Verdict:
         """Whether an address may be dialled that no name stands for. What may not be dialled at all is the dialer's to refuse."""
-        for block in self.policy.blocks:
-            if address in block.network and (block.ports is None or port in block.ports):
-                return Allow(None, "tcp")
+        if self.block(address, port) is not None:
+            return Allow(None, "tcp")
         if self.policy.open and isinstance(judge(address), Dialable):
             return Allow(None, "tcp")
         return self._deny("address_not_allowed")
+
+    def block(self, address: IPv4Address, port: int) -> Block | None:
+        """The entry of `cidr` that allows it."""
+        for block in self.policy.blocks:
+            if address in block.network and (block.ports is None or port in block.ports):
+                return block
+        return None
 
     def _allow(self, rule: Rule) -> Allow:
         found = self._allows.get(id(rule))

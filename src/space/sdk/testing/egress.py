@@ -95,7 +95,10 @@ class Egress:
                 return self._store(name, document(request))
             case "DELETE", ["policies", name]:
                 if users := [one.id for one in self._sandboxes.values() if one.policy["name"] == name]:
-                    raise Conflict(f"policy {name!r} is followed by {len(users)} sandboxes", hint="give them another one, or delete them")
+                    raise Conflict(
+                        f"policy {name!r} is followed by {len(users)} sandbox{'' if len(users) == 1 else 'es'}",
+                        hint="give them another one, or delete them",
+                    )
                 if self._named.pop(name, None) is None:
                     raise NotFound(f"there is no policy {name!r}")
                 return httpx.Response(204)
