@@ -19,7 +19,7 @@ import pytest
 
 from space.config import snapshots as layout
 from space.core.plan import machine
-from space.host import process
+from space.host import clockrate, process
 from space.model.errors import Conflict, Gone, InvalidArgument, NotFound, SpaceError
 from space.model.ids import new_sandbox_id, new_snapshot_id
 from space.model.rootd import BeginSnapshot, CreateSandbox
@@ -323,9 +323,16 @@ def test_what_was_taken_of_another_machine_is_refused_with_what_differs(host: Ro
     _snapshot(host, request, SnapshotPlan(name))
     path = host.instance.snapshots / name / layout.MANIFEST
     good = json.loads(path.read_text())
+    rate = good["machine"]["counter_khz"]
+    assert rate == clockrate.sure_khz()
     for change, words in (
         ({"machine": good["machine"] | {"devices": "0" * 32}}, "devices is"),
         ({"machine": good["machine"] | {"vmm": "0" * 16}}, "vmm is"),
+        *(
+            [({"machine": good["machine"] | {"counter_khz": rate + rate // 1000}}, f"kHz there and at {rate} kHz here")]
+            if rate  # known for sure on this host
+            else []
+        ),
         ({"version": 0}, "has version 0"),
         ({"complete": False}, "never completed"),
         ({"snapshot": new_snapshot_id()}, "is that of"),

@@ -21,10 +21,13 @@ from typing import Any, Final
 from space.host import files
 from space.model.errors import Conflict
 
-VERSION: Final = 1
+VERSION: Final = 2
 MEMORY, STATE, DISK, MANIFEST = "memory", "state", "disk.img", "manifest.json"
 NEW: Final = ".new."
 _BLOCK: Final = 64 << 10
+# A kernel finds the same rate again within a few dozen parts of a million. A guest's clock that is off by more than this is wrong by
+# seconds within hours.
+_RATES_APART: Final = 250e-6
 _REBAKE: Final = "`space template rebake` makes a template's anew; a sandbox can be started from its disk"
 
 
@@ -33,7 +36,8 @@ class Machine:
     """What a machine must be to go on from a snapshot. All of it is compared, nothing is tried.
 
     vmm, kernel, initramfs: digests of artefacts. accelerator, cpu: how processors are made. command_line: the guest kernel's, without what
-    only a boot reads. devices: `fingerprint` of the VMM's command line. protocol: the guest's daemon's.
+    only a boot reads. devices: `fingerprint` of the VMM's command line. protocol: the guest's daemon's. counter_khz: rate of the
+    processor's counter, by which the guest's clock goes, 0 where it is not known for sure: within `_RATES_APART` it is the same.
     """
 
     vmm: str
@@ -46,6 +50,7 @@ class Machine:
     memory_mib: int
     command_line: str
     devices: str
+    counter_khz: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +117,17 @@ def check(manifest: SnapshotManifest, wanted: Machine) -> None:
     differing = [
         f"{field.name} is {getattr(have, field.name)!r:.80} there and {getattr(wanted, field.name)!r:.80} here"
         for field in fields(Machine)
-        if getattr(have, field.name) != getattr(wanted, field.name)
+        if field.name != "counter_khz" and getattr(have, field.name) != getattr(wanted, field.name)
     ]
+    if not same_rate(have.counter_khz, wanted.counter_khz):
+        differing.append(f"the processor's counter runs at {have.counter_khz} kHz there and at {wanted.counter_khz} kHz here")
     if differing:
         raise _refused(manifest.snapshot, "; ".join(differing)[:600])
+
+
+def same_rate(there: int, here: int) -> bool:
+    """Whether a guest's clock goes right here; of a rate that is not known nothing can be said."""
+    return not there or not here or abs(there - here) <= _RATES_APART * there
 
 
 def digest(descriptor: int) -> str:

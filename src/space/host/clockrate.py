@@ -24,3 +24,9 @@ def tsc(cpuinfo: Path = _CPUINFO, scaling: Path = _SCALING) -> tuple[int, bool]:
         if not line.strip() and flags:
             break  # the first processor speaks for all
     return khz, "constant_tsc" in flags and "aperfmperf" not in flags and not scaling.exists()
+
+
+def sure_khz() -> int:
+    """kHz where that is sure, 0 elsewhere."""
+    khz, sure = tsc()
+    return khz if sure else 0

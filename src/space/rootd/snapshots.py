@@ -12,7 +12,7 @@ from space.config.artefacts import Store
 from space.config.instance import Instance
 from space.config.snapshots import SnapshotManifest
 from space.core.plan import machine
-from space.host import files
+from space.host import clockrate, files
 from space.model.errors import Conflict, NotFound
 from space.rootd.log import log
 
@@ -133,4 +133,5 @@ def machine_of(instance: Instance, template: str, accelerator: str, cpus: int, m
         memory_mib=memory_mib,
         command_line=machine.kernel_arguments(plan),
         devices=layout.fingerprint(machine.devices(plan)),
+        counter_khz=clockrate.sure_khz(),
     )

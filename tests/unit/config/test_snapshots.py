@@ -18,8 +18,8 @@ from space.core.plan import machine
 from space.model.errors import Conflict
 
 NAME = "sn-" + "a2" * 10
-HERE = Machine("a" * 16, "b" * 16, "c" * 16, 1, "tcg", "max", 1, 256, "quiet", "d" * 32)
-GOOD = SnapshotManifest(1, NAME, "sb-x", 1, "e" * 16, "", True, True, HERE, 2048, 1, 2, 3, 4, 5.0, {"state": "f"}, True)
+HERE = Machine("a" * 16, "b" * 16, "c" * 16, 1, "tcg", "max", 1, 256, "quiet", "d" * 32, 2_400_000)
+GOOD = SnapshotManifest(snapshots.VERSION, NAME, "sb-x", 1, "e" * 16, "", True, True, HERE, 2048, 1, 2, 3, 4, 5.0, {"state": "f"}, True)
 
 
 def test_a_manifest_survives_the_disk() -> None:
@@ -42,7 +42,28 @@ def test_whatever_else_lies_there_is_refused(raw: Any) -> None:
         snapshots.parse(raw, NAME)
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Machine)])
+@pytest.mark.parametrize(
+    ("there", "here", "same"),
+    [
+        (2_400_000, 2_400_050, True),  # the next boot's measurement
+        (2_400_000, 2_399_500, True),
+        (2_400_000, 2_401_000, False),
+        (2_400_000, 2_399_000, False),
+        (0, 3_000_000, True),  # of a processor whose rate is not known
+        (3_000_000, 0, True),
+    ],
+)
+def test_a_counter_of_another_rate_is_refused_with_both(there: int, here: int, same: bool) -> None:
+    found = replace(GOOD, machine=replace(HERE, counter_khz=there))
+    if same:
+        snapshots.check(found, replace(HERE, counter_khz=here))
+        return
+    with pytest.raises(Conflict, match=f"counter runs at {there} kHz there and at {here} kHz here") as caught:
+        snapshots.check(found, replace(HERE, counter_khz=here))
+    assert "started from its disk" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Machine) if field.name != "counter_khz"])
 def test_a_machine_that_differs_in_anything_is_refused_by_its_name(name: str) -> None:
     snapshots.check(GOOD, HERE)
     value = getattr(HERE, name)
