@@ -22,6 +22,7 @@ _REQUESTS, _LIMITS, _DNSSERVER = (
 )
 _DIAL, _CONNECT, _RESOLVE = "tests/unit/dialer/test_dial.py", "tests/unit/dialer/test_connect.py", "tests/unit/dialer/test_resolve.py"
 _ZYGOTE, _FILTERS = "tests/unit/gateway/test_zygote.py", "tests/unit/gateway/test_filters.py"
+_SESSIONS = "tests/unit/gateway/test_sessions.py"
 _POLICY_CHANGES, _FAULTS = "tests/unit/gateway/test_policy_changes.py", "tests/unit/gateway/test_faults.py"
 
 _FROM_A_WORKER = "tests/unit/auditd/test_from_a_worker.py"
@@ -53,6 +54,15 @@ def _of(defence: str, module: str, *rows: tuple[str, str, str, str], quick: tupl
 
 
 MUTATIONS: tuple[Mutation, ...] = (
+    *_of(
+        "sessions of upstreams resume for what they were verified for",
+        "gateway.sessions",
+        ("any-name", "kept = self._kept.get(key)", "kept = next(iter(self._kept.values()), None)", _SESSIONS),
+        ("any-policy", "            self._generation = generation\n            self._kept.clear()", "            pass", _SESSIONS),
+        ("for-ever", "if self._clock() >= kept.until:", "if False:", _SESSIONS),
+        ("past-the-certificate", "min(left, self._seconds, float(session.timeout))", "min(self._seconds, float(session.timeout))", _SESSIONS),
+        quick=("any-name",),
+    ),
     *_of(
         "what the zygote takes and from whom",
         "gateway.zygote",

@@ -202,6 +202,8 @@ class Peer(asyncio.Protocol):
         self._transport = None
         self.gone = True
         try:
+            if self.tls is not None:
+                self.tls.over()
             self.owner.lost(self)
         except Exception as error:  # noqa: BLE001
             self.owner.failed(self, error)

@@ -14,6 +14,7 @@ from space.gateway.budgets import Bucket
 from space.gateway.peer import NOBODY, Owner, Peer
 from space.gateway.protocols import Protocols
 from space.gateway.records import Recorder
+from space.gateway.sessions import Sessions
 from space.gateway.surroundings import DialRefused, Surroundings
 from space.gateway.tls import Contexts, Protocol, Tls
 
@@ -50,6 +51,7 @@ class Shared:
         denials = Bucket(limits.denials_rate, limits.denials_burst)
         self.recorder = Recorder(surroundings.sandbox, surroundings.record, denials, self._counted)
         self.contexts = Contexts(limits.contexts, limits.leaf_seconds)
+        self.sessions = Sessions(limits.sessions, limits.session_seconds, self.clock)
         self.protocols = Protocols(limits.contexts, limits.protocol_seconds)
         self.counts = Counts()
         self.wake: Callable[[], None] = lambda: None
@@ -94,7 +96,7 @@ class Shared:
             tls = None
             if secure:
                 context = self.contexts.upstream(ca, self.around.bundle(ca), h2=h2)
-                tls = Tls(context, server_side=False, name=str(target))
+                tls = self._client(context, str(target), port)
             peer = Peer(greeting if secure else owner, sock, tls)
             peer.address = dialled.address
             if not secure:
@@ -117,6 +119,12 @@ class Shared:
                 raise UpstreamFailed("upstream_handshake", 502) from error
             raise
         return peer
+
+    def _client(self, context: ssl.SSLContext, name: str, port: int) -> Tls:
+        """The client's end toward that name, which resumes what that name's server has let resume."""
+        key, generation = (name, port, context), self.around.ruling().generation
+        session = self.sessions.find(key, generation)
+        return Tls(context, server_side=False, name=name, session=session, learn=lambda over: self.sessions.learn(key, generation, over))
 
 
 async def agreed(shared: Shared, asked: Asked | None) -> bool:

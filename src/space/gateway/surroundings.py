@@ -64,7 +64,8 @@ class Limits:
     would cost more than the request. handshake: from accept to the end of TLS. head: from the first byte of a head. idle: without a byte
     either way. age: of a connection,
     whatever it does. linger: for the guest to take a last answer. body_rate: bytes a second of a guest's body, after body_grace.
-    protocol_seconds: how long it is believed that an upstream speaks HTTP/2 or does not.
+    protocol_seconds: how long it is believed that an upstream speaks HTTP/2 or does not. sessions: of upstreams, to be resumed for
+    session_seconds after the handshake that they began with.
     """
 
     connections: int = 512
@@ -84,6 +85,8 @@ class Limits:
     contexts: int = 256
     leaf_seconds: float = 3600.0
     protocol_seconds: float = 600.0
+    sessions: int = 16
+    session_seconds: float = 600.0
     dns_rate: float = 200.0
     dns_burst: int = 400
     dns_names_rate: float = 10.0

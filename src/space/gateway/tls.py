@@ -48,7 +48,7 @@ def upstream_context(bundle: str | None, *, h2: bool = False) -> ssl.SSLContext:
     """A context that verifies chain and name. bundle: PEM text of the authorities; None: the system's. h2: whether that is offered too."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # no create_default_context: it would obey SSLKEYLOGFILE
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION  # what resumes is for `space.gateway.sessions` to say
     context.hostname_checks_common_name = False
     context.set_alpn_protocols(["h2", "http/1.1"] if h2 else ["http/1.1"])
     if bundle is None:
@@ -117,14 +117,26 @@ class Contexts:
 
 
 class Tls:
-    """One end of a connection. secured: the handshake is over. ended: the peer has said that it sends no more. out: what is to be sent."""
+    """One end of a connection. secured: the handshake is over. ended: the peer has said that it sends no more. out: what is to be sent.
 
-    __slots__ = ("_in", "_object", "_read", "_write", "ended", "out", "secured")
+    session: to be offered to an upstream. learn: gets the library's object when the connection is over.
+    """
 
-    def __init__(self, context: ssl.SSLContext, *, server_side: bool, name: str | None = None) -> None:
+    __slots__ = ("_in", "_learn", "_object", "_read", "_write", "ended", "out", "secured")
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        *,
+        server_side: bool,
+        name: str | None = None,
+        session: ssl.SSLSession | None = None,
+        learn: Callable[[ssl.SSLObject], None] | None = None,
+    ) -> None:
         self._in = ssl.MemoryBIO()
         self.out = ssl.MemoryBIO()
-        self._object = context.wrap_bio(self._in, self.out, server_side=server_side, server_hostname=name)
+        self._learn = learn
+        self._object = context.wrap_bio(self._in, self.out, server_side=server_side, server_hostname=name, session=session)
         within = getattr(self._object, "_sslobj", self._object)  # the methods that its own call, without its call
         self._read: Callable[[int], bytes] = within.read
         self._write: Callable[[bytes], int] = within.write
@@ -184,6 +196,12 @@ class Tls:
         with contextlib.suppress(ssl.SSLError):  # the peer's own is not waited for
             self._object.unwrap()
         return self.out.read()
+
+    def over(self) -> None:
+        """Nothing comes any more. An upstream's tickets have come by now."""
+        learn, self._learn = self._learn, None
+        if learn is not None and self.secured:
+            learn(self._object)
 
     def _handshake(self) -> None:
         try:

@@ -34,6 +34,7 @@ class Upstream:
         self.connections = 0
         self.open = 0
         self.heads: list[bytes] = []
+        self.resumed: list[bool] = []  # of each connection: whether its TLS session was an earlier one's
         self._handler = handler or self.answer
         self._server: asyncio.Server | None = None
 
@@ -44,6 +45,8 @@ class Upstream:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self.open += 1
+        over = writer.get_extra_info("ssl_object")
+        self.resumed.append(over is not None and bool(over.session_reused))
         try:
             await self._handler(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError, ssl.SSLError, ValueError):
