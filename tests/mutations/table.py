@@ -60,7 +60,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("any-name", "kept = self._kept.get(key)", "kept = next(iter(self._kept.values()), None)", _SESSIONS),
         ("any-policy", "            self._generation = generation\n            self._kept.clear()", "            pass", _SESSIONS),
         ("for-ever", "if self._clock() >= kept.until:", "if False:", _SESSIONS),
-        ("past-the-certificate", "min(left, self._seconds, float(session.timeout))", "min(self._seconds, float(session.timeout))", _SESSIONS),
+        (
+            "past-the-certificate",
+            "min(left, self._seconds, float(session.timeout))",
+            "min(self._seconds, float(session.timeout))",
+            _SESSIONS,
+        ),
         quick=("any-name",),
     ),
     *_of(
