@@ -1,4 +1,4 @@
-"""What a sandbox may reach after each of its lives began: the policy of now, by an authority of that life's own, from the first packet on."""
+"""What a sandbox may reach after each of its lives began: the policy of now, by an authority of that life alone, from the first packet."""
 
 from __future__ import annotations
 
