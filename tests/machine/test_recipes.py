@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from space.sdk import Client, Sandbox
+from space.serve.private import Served
 from space.testing import machine
 from space.testing.machine import Runtime
 
@@ -74,3 +77,73 @@ def test_recipe_whose_packages_are_fetched_becomes_a_template_that_works(
         assert space("run", "--template", name, "--", *command) == says
         if name == "node":
             assert space("run", "--template", name, "--", "sh", "-c", "npm --version && npx --version").count("\n") == 2
+
+
+MODULES = "asyncio email.message http.client unittest.mock xml.dom.minidom"
+WARM = f"""
+version = 1
+name = "warmed"
+user = "user"
+start = "exec python3 /usr/local/lib/warm_server.py /var/lib/warm-python/socket {MODULES}"
+[base]
+template = "base"
+[[step]]
+copy = "warm_server.py"
+to = "/usr/local/lib/warm_server.py"
+[[step]]
+copy = "warm-python"
+to = "/usr/local/bin/warm-python"
+[[step]]
+run = "chmod 755 /usr/local/bin/warm-python && install -d -o user -g user -m 700 /var/lib/warm-python"
+[ready]
+run = "warm-python --ready"
+"""
+
+
+def _warm(client: Client, template: str, modules: str, drawn: str) -> None:
+    """Two clones whose interpreters were copied with their memory: they draw other numbers, and wait for no import."""
+    numbers: list[str] = []
+    for _ in range(2):
+        with Sandbox.create(template, client=client) as sandbox:
+            assert sandbox.info().start == "warm"
+            for _ in range(2):
+                numbers += sandbox.run(["warm-python", "-c", drawn], check=True).text.split()
+            sandbox.run(["python3", "-c", "pass"], check=True)  # both find the interpreter's files read
+            took: dict[str, float] = {}
+            for python in ("python3", "warm-python"):
+                began = time.monotonic()
+                sandbox.run([python, "-c", f"import {modules.replace(' ', ', ')}"], check=True)
+                took[python] = time.monotonic() - began
+            print({python: f"{seconds:.2f} s" for python, seconds in took.items()})
+            assert took["warm-python"] < took["python3"] / 2
+            killed = sandbox.run(["warm-python", "-c", "import os; print(os.getcwd(), flush=True); os.kill(os.getpid(), 9)"])
+            assert (killed.stdout, killed.signal) == (b"/home/user\n", 9)
+            assert sandbox.run(["warm-python", "-c", "import os; print(os.getuid())"], user="root", check=True).text == "0\n", "a fresh one"
+    assert len(set(numbers)) == len(numbers) >= 4, numbers
+
+
+@pytest.mark.timeout(200)
+def test_an_interpreter_that_was_kept_warm_draws_other_numbers_in_each_clone_and_imports_nothing(runtime: Runtime, tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(WARM)
+    shutil.copytree(RECIPES / "python-data", tmp_path, dirs_exist_ok=True)
+    with machine.private(runtime, warm_templates="1", clones_ahead="0") as served, _client(served) as client:
+        for line in client.build_template(tmp_path / "recipe.toml"):
+            print(line)
+        _warm(client, "warmed", MODULES, "import random; print(random.random())")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_numpy_draws_other_numbers_in_each_clone_of_python_data_and_is_there_at_once(runtime: Runtime) -> None:
+    with machine.private(runtime, warm_templates="1", clones_ahead="0") as served, _client(served) as client:
+        environment = {"PATH": "/usr/bin:/bin", "HOME": "/root", "SPACE_API_URL": served.url, "SPACE_API_KEY": served.api_key}
+        words = runtime.space("template", "build", str(RECIPES / "python-data.toml"))
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=800)
+        assert done.returncode == 0, done.stderr + done.stdout
+        _warm(
+            client, "python-data", "numpy pandas matplotlib.pyplot", "import numpy, random; print(numpy.random.random(), random.random())"
+        )
+
+
+def _client(served: Served) -> Client:
+    return Client(api_url=served.url, api_key=served.api_key)
