@@ -7,6 +7,8 @@ the seed of `hash()` of strings, which is the template's. A run ends with its co
 started.
 """
 
+from __future__ import annotations
+
 import atexit
 import gc
 import importlib
@@ -21,12 +23,13 @@ import sys
 import traceback
 import types
 from contextlib import suppress
+from typing import Any, NoReturn
 
 _LENGTH, _STATUS = struct.Struct("<I"), struct.Struct("<i")
 _MOST = 1 << 20
 
 
-def serve(path, modules):
+def serve(path: str, modules: list[str]) -> NoReturn:
     """Import them, then make copies for whoever asks."""
     for name in modules:
         importlib.import_module(name)
@@ -44,7 +47,7 @@ def serve(path, modules):
     watch = selectors.DefaultSelector()
     watch.register(listener, selectors.EVENT_READ)
     watch.register(ended, selectors.EVENT_READ)
-    runs = {}  # pid -> connection
+    runs: dict[int, socket.socket] = {}  # by pid
     while True:
         for key, _ in watch.select():
             if key.fileobj is listener:
@@ -60,7 +63,7 @@ def serve(path, modules):
                 end(key.data)
 
 
-def begin(listener, others):
+def begin(listener: socket.socket, others: list[Any]) -> tuple[int, socket.socket] | None:
     """A copy for who knocks: its pid and the connection."""
     try:
         link, _ = listener.accept()
@@ -87,7 +90,15 @@ def begin(listener, others):
     return pid, link
 
 
-def copy(link, listener, others, files, words, directory, environment):
+def copy(
+    link: socket.socket,
+    listener: socket.socket,
+    others: list[Any],
+    files: list[int],
+    words: list[str],
+    directory: str,
+    environment: dict[bytes, bytes],
+) -> NoReturn:
     """In the fork: never returns."""
     status = 1
     try:
@@ -120,26 +131,27 @@ def copy(link, listener, others, files, words, directory, environment):
         os._exit(status & 0xFF)
 
 
-def reseed():
+def reseed() -> None:
     """No copy draws what another one draws."""
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
 
 
-def run(words):
+def run(words: list[str]) -> int:
     """A program, as `__main__`."""
-    what, code = words[0], words[1] if words[0] == "-c" else None
-    if code is not None:
+    what, code = words[0], b""
+    if what == "-c":
         sys.argv, sys.path[0], name = ["-c", *words[2:]], "", "<string>"
+        code = words[1].encode("utf-8", "surrogateescape")
     elif what == "-":
-        sys.argv, sys.path[0], name, code = words, "", "<stdin>", sys.stdin.read()
+        sys.argv, sys.path[0], name, code = words, "", "<stdin>", sys.stdin.buffer.read()
     else:
         sys.argv, sys.path[0], name = words, os.path.dirname(os.path.abspath(what)), what
         with open(what, "rb") as file:
             code = file.read()
     module = types.ModuleType("__main__")
-    module.__builtins__ = __builtins__
+    module.__dict__["__builtins__"] = __builtins__
     if name == what:
         module.__file__ = what
     sys.modules["__main__"] = module
@@ -147,7 +159,7 @@ def run(words):
     return 0
 
 
-def reap(runs, watch):
+def reap(runs: dict[int, socket.socket], watch: selectors.BaseSelector) -> None:
     """Who asked for what has ended is told."""
     while True:
         try:
@@ -166,7 +178,7 @@ def reap(runs, watch):
         link.close()
 
 
-def end(pid):
+def end(pid: int) -> None:
     """The copy and what it started."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
