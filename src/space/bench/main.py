@@ -18,7 +18,7 @@ from space.model.errors import PermissionDenied
 
 def sections() -> dict[str, Callable[[Stack], Section]]:
     """Every section by name, in the order in which they run."""
-    from space.bench import density, files, gateway, idle, lives, scale, start
+    from space.bench import broker, density, files, gateway, idle, lives, scale, start
     from space.bench import exec as exec_
 
     return {
@@ -27,6 +27,7 @@ def sections() -> dict[str, Callable[[Stack], Section]]:
         "files": files.measure,
         "idle": idle.measure,
         "gateway": gateway.measure,
+        "broker": broker.measure,
         "lives": lives.measure,
         "density": density.measure,
         "scale": scale.measure,

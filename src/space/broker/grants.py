@@ -41,16 +41,12 @@ class Grants:
     def put(self, tenant: str, document: bytes, *, replace: bool, now: datetime) -> Held:
         """Keep one that was checked against its secret by the caller. InvalidArgument, Conflict."""
         grant = read(document)
-        name, data, stamp = grant.name, encode(grant), now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        name, stamp = grant.name, now.strftime("%Y-%m-%dT%H:%M:%SZ")
         before = self.find(tenant, name)
         if before is not None and not replace:
             raise Conflict(f"there is a grant {name}", hint="replace it, or take another name")
         created = stamp if before is None else before.created
-        self._store.change(
-            ("DELETE FROM reach WHERE tenant = ? AND name = ?", (tenant, name)),
-            ("INSERT OR REPLACE INTO granted VALUES (?, ?, ?, ?, ?, '', 0)", (tenant, name, grant.secret, data, created)),
-            *(("INSERT INTO reach VALUES (?, ?, ?, ?)", (tenant, kind, value, name)) for kind, value in _reach(grant.who)),
-        )
+        self._store.change(*_rows(tenant, grant, created))
         return Held(tenant, grant, created, "", 0)
 
     def find(self, tenant: str, name: str) -> Held | None:
@@ -152,6 +148,20 @@ def read(document: bytes) -> Grant:
         return parse(document)
     except GrantRefused as refused:
         raise InvalidArgument(f"{refused.path}: {refused.message}", hint=refused.hint or None) from None
+
+
+def rows(tenant: str, document: bytes, created: str) -> list[tuple[str, tuple[object, ...]]]:
+    """The statements that keep a grant, for who fills a store at once."""
+    return _rows(tenant, read(document), created)
+
+
+def _rows(tenant: str, grant: Grant, created: str) -> list[tuple[str, tuple[object, ...]]]:
+    name = grant.name
+    return [
+        ("DELETE FROM reach WHERE tenant = ? AND name = ?", (tenant, name)),
+        ("INSERT OR REPLACE INTO granted VALUES (?, ?, ?, ?, ?, '', 0)", (tenant, name, grant.secret, encode(grant), created)),
+        *(("INSERT INTO reach VALUES (?, ?, ?, ?)", (tenant, kind, value, name)) for kind, value in _reach(grant.who)),
+    ]
 
 
 def _reach(who: Who) -> Iterable[tuple[str, str]]:

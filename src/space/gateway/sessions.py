@@ -12,8 +12,21 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 Key = tuple[str, int, ssl.SSLContext]  # the context is that of the authorities, and of what is spoken
+
+
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+def seconds_of(text: str) -> float:
+    """A certificate's time, as the library writes it, in seconds since 1970. (`ssl`'s own reading loads modules, which a worker cannot.)"""
+    month, day, clock, year, zone = text.split()
+    if zone != "GMT":
+        raise ValueError(f"{text!r} is no certificate's time")
+    hour, minute, second = map(int, clock.split(":"))
+    return datetime(int(year), _MONTHS.index(month) + 1, int(day), hour, minute, min(second, 59), tzinfo=UTC).timestamp()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +69,7 @@ class Sessions:
         certificate = connection.getpeercert()
         if session is None or not (session.has_ticket or session.id) or not certificate:
             return
-        left = ssl.cert_time_to_seconds(str(certificate["notAfter"])) - self._wall()
+        left = seconds_of(str(certificate["notAfter"])) - self._wall()
         until = self._clock() + min(left, self._seconds, float(session.timeout))
         self._kept[key] = Kept(session, until)
         self._kept.move_to_end(key)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from space.gateway.sessions import Sessions
+from space.gateway.sessions import Sessions, seconds_of
 from space.gateway.tls import Tls, upstream_context
 from space.testing.egress import Signer
 from space.testing.egresslab import ALLOWED, OTHER, get, place, run
@@ -128,6 +128,12 @@ def test_so_many_are_kept_and_the_least_used_goes(server: tuple[Server, str]) ->
         connect(at, context, sessions, port=port)
     assert at.resumed == [False, False, True, False, True, False]
     assert len(sessions) == 2
+
+
+@given(st.integers(0, 253_402_300_799))
+def test_a_certificates_time_is_read_as_the_library_does(second: int) -> None:
+    text = time.strftime("%b %e %H:%M:%S %Y GMT", time.gmtime(second))
+    assert seconds_of(text) == ssl.cert_time_to_seconds(text) == second
 
 
 @given(
