@@ -59,6 +59,8 @@ class Settings:
     tenant_disk_mib: int = 0
     tenant_snapshot_mib: int = 0
     tenant_checkpoints: int = 0
+    tenant_secrets: int = 1000
+    tenant_grants: int = 1000
     tenant_requests_per_second: int = 0
     # Events and audit records are kept so long, and so many of a tenant: a client that is away for a week finds its place again.
     events_days: int = 7

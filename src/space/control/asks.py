@@ -1,4 +1,4 @@
-"""What the node's levels say of a sandbox's egress beside its policy: requests that wait for a person, and workers that crashed.
+"""What the node's levels say of a sandbox's egress beside its policy: requests that wait for a person, workers that crashed, alarms.
 
 Both are told as events, and bounded: code in the guest makes as many of them as it likes.
 """
@@ -12,9 +12,10 @@ from space.control.book import Book
 from space.control.entry import Entry
 from space.control.events import News
 from space.control.link import NodeLink
+from space.model.credentials import CredentialAlarm as Alarm
 from space.model.egress import Ask
 from space.model.errors import NotFound
-from space.rpc.node_api import Done, EgressAnswer, EgressState, PendingAsk
+from space.rpc.node_api import CredentialAlarm, Done, EgressAnswer, EgressState, PendingAsk
 
 _DETAIL = 200
 
@@ -41,6 +42,7 @@ class Asks:
             if count:
                 detail = None if egress.last_crash is None else egress.last_crash[:_DETAIL]
                 news.append(News("egress_worker_ended", record, count=count, detail=detail))
+        news += _alarms(entry, egress.alarms)
         if news and not record.ended:
             self._book.move(entry, *news)
 
@@ -60,6 +62,21 @@ class Asks:
             entry.asks_told = (minute, 0)
         entry.asks_told = (minute, entry.asks_told[1] + 1)
         return entry.asks_told[1] <= limits.ASK_EVENTS_PER_MINUTE
+
+
+def _alarms(entry: Entry, told: list[CredentialAlarm]) -> list[News]:
+    """What there is more of since the last level. Of before this process nobody knows what was told."""
+    known, entry.alarms = entry.alarms, {(one.kind, one.grant): one.count for one in told}
+    if known is None:
+        return []
+    news = []
+    for one in told:
+        before = known.get((one.kind, one.grant), 0)
+        if one.count != before:  # a lower count is one that began anew, with a new node
+            count = one.count - before if one.count > before else one.count
+            alarm = Alarm(one.kind, one.grant, one.secret, one.host, count)
+            news.append(News("credential_alarm", entry.record, count=count, alarm=alarm))
+    return news
 
 
 def _ask(sandbox: str, one: PendingAsk) -> Ask:

@@ -73,6 +73,7 @@ class Creation:
             request = Create(
                 record.id, record.tenant, record.generation, name, spec.cpus, spec.memory_mib, spec.disk_mib, dict(spec.env),
                 record.policy_digest, record.policy_generation, digest=digest,
+                labels=dict(spec.metadata), grants=sorted(set(entry.grants)),
             )  # fmt: skip
             if record.desired == UNWANTED:
                 return
@@ -110,7 +111,13 @@ class Creation:
         begun = False
         try:
             asked = [
-                Child(sandbox=one.id, generation=one.generation, policy=one.policy_digest, policy_generation=one.policy_generation)
+                Child(
+                    sandbox=one.id,
+                    generation=one.generation,
+                    policy=one.policy_digest,
+                    policy_generation=one.policy_generation,
+                    labels=dict(one.spec.metadata),
+                )
                 for one in (child.record for child in children)
             ]
             async with asyncio.timeout(limits.CREATE_SECONDS):

@@ -1,4 +1,4 @@
-"""GET .../egress/log: what the gateway decided, as lines of JSON, from a place on, ended or followed.
+"""GET .../egress/log and /v1/credentials/log: what gateway and broker decided, as lines of JSON, from a place on, ended or followed.
 
     {"kind": "request", "id": "12.7", "chain": "gateway", "n": 12, "at": "...", "sandbox": "sb-...", ...}      a record
     {"kind": "gap", "id": "9.0", "chain": "gateway", "removed": 9}              records up to that number are kept no longer
@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -30,10 +32,10 @@ from space.core.wire.events import Message
 from space.model.egresslog import CHAINS, RECORD_KINDS
 from space.model.errors import InvalidArgument, PermissionDenied, ProtocolError, SpaceError, Unsupported
 from space.model.ids import sandbox_id
-from space.rpc.node_api import EgressLog, EgressRecord, EgressRecords
+from space.rpc.node_api import Chain, EgressLog, EgressRecord, EgressRecords
 from space.rpc.stream import Stream
 
-_PLACE = re.compile(r"(\d{1,18})\.(\d{1,18})\Z", re.ASCII)
+_NUMBER = re.compile(r"\d{1,18}\Z", re.ASCII)
 _SINCE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z\Z", re.ASCII)
 
 
@@ -46,17 +48,38 @@ async def of_sandbox(call: Call, services: Services) -> LogAnswer:
 
 async def of_tenant(call: Call, services: Services) -> LogAnswer:
     """GET /v1/egress/log."""
+    return _answer(call, services, "", _whose(call))
+
+
+async def of_credentials(call: Call, services: Services) -> LogAnswer:
+    """GET /v1/credentials/log: the broker's own chain. An id is a number there."""
+    tenant, sandbox = _whose(call, everybody=False), call.argument("sandbox")
+    if sandbox is not None:
+        await services.sandboxes.was(tenant or call.tenant, sandbox)
+    only = {field: named for field in ("secret", "grant") if (named := call.argument(field)) is not None}
+    return _answer(call, services, "" if sandbox is None else sandbox_id(sandbox), tenant, ("broker",), only)
+
+
+def _whose(call: Call, *, everybody: bool = True) -> str | None:
+    """Which tenant's records; None: everybody's, which is an admin's. everybody: whether that is so unless one is named."""
     tenant = call.argument("tenant")
     if tenant is not None:
         check_tenant(tenant)
-    if call.key.scope != ADMIN:
-        if tenant not in (None, call.tenant):
-            raise PermissionDenied("the records of another tenant need a key with scope admin")
-        tenant = call.tenant
-    return _answer(call, services, "", tenant)
+    if call.key.scope == ADMIN:
+        return tenant if everybody or tenant is not None else call.tenant
+    if tenant not in (None, call.tenant):
+        raise PermissionDenied("the records of another tenant need a key with scope admin")
+    return call.tenant
 
 
-def _answer(call: Call, services: Services, sandbox: str, tenant: str | None) -> LogAnswer:
+def _answer(
+    call: Call,
+    services: Services,
+    sandbox: str,
+    tenant: str | None,
+    chains: tuple[Chain, ...] = CHAINS,
+    only: Mapping[str, str] = MappingProxyType({}),
+) -> LogAnswer:
     accept = call.headers.get("accept", "*/*")
     if not any(part.partition(";")[0].strip().lower() in (NDJSON, "*/*", "application/*", "") for part in accept.split(",")):
         raise Unsupported(f"cannot answer as {accept[:80]!r}", hint=f"accept {NDJSON}")
@@ -68,21 +91,22 @@ def _answer(call: Call, services: Services, sandbox: str, tenant: str | None) ->
         raise InvalidArgument(f"kind: {min(unknown)[:32]!r} is no kind", hint="some of " + ",".join(RECORD_KINDS))
     asked = EgressLog(
         sandbox=sandbox,
-        after=_after(call.argument("after")),
+        after=_after(call.argument("after"), chains),
         follow=follow,
         since=_since(call.argument("since")),
         denied=flag(call.argument("denied"), "denied", default=False),
+        chains=chains,
     )
-    return LogAnswer(call, services, asked, wanted, limit if limit or follow else limits.EVENTS_DEFAULT, tenant)
+    return LogAnswer(call, services, asked, wanted, limit if limit or follow else limits.EVENTS_DEFAULT, tenant, only)
 
 
-def _after(text: str | None) -> dict[str, int] | None:
+def _after(text: str | None, chains: tuple[Chain, ...]) -> dict[str, int] | None:
     if text is None:
         return None
-    found = _PLACE.match(text)
-    if found is None:
+    found = text.split(".")
+    if len(found) != len(chains) or not all(map(_NUMBER.match, found)):
         raise InvalidArgument(f"after: {text[:40]!r} is no place", hint="the `id` of the last line that you have; leave it out to begin")
-    return dict(zip(CHAINS, (int(found[1]), int(found[2])), strict=True))
+    return dict(zip(chains, map(int, found), strict=True))
 
 
 def _since(text: str | None) -> str:
@@ -95,7 +119,10 @@ def _since(text: str | None) -> str:
 
 @dataclass(slots=True)
 class LogAnswer:
-    """Records that are told while the answer is sent. tenant: whose; None for everybody's. left: how many more lines, None for no end."""
+    """Records that are told while the answer is sent. tenant: whose; None for everybody's. left: how many more lines, None for no end.
+
+    only: fields that a record has to have.
+    """
 
     call: Call
     services: Services
@@ -103,14 +130,15 @@ class LogAnswer:
     kinds: frozenset[str] | None
     left: int | None
     tenant: str | None
-    places: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CHAINS, 0))
+    only: Mapping[str, str]
+    places: dict[str, int] = field(default_factory=dict)
     placed: bool = False  # the node has said where this begins: before that a place would be a wrong one
     started: bool = False
     written: float = 0.0
 
     async def send(self, send: Send) -> None:
         """Send it. SpaceError only before the head has gone out; ClientGone."""
-        self.places |= self.asked.after or {}
+        self.places = dict.fromkeys(self.asked.chains, 0) | (self.asked.after or {})
         gone = asyncio.ensure_future(self.call.gone())
         try:
             async with await self.services.link.open("egress_log", self.asked, finish=True) as stream:
@@ -172,7 +200,7 @@ class LogAnswer:
     async def _line(self, record: EgressRecord, place: str) -> dict[str, Any] | None:
         fields: dict[str, Any] = msgspec.json.decode(record.line)
         kind, sandbox = str(fields.pop("type", "")), str(fields.get("sandbox", ""))
-        if self.kinds is not None and kind not in self.kinds:
+        if (self.kinds is not None and kind not in self.kinds) or any(fields.get(name) != named for name, named in self.only.items()):
             return None
         owner = self.tenant
         if not self.asked.sandbox:
@@ -186,11 +214,11 @@ class LogAnswer:
 
     def _move(self, chain: str, place: int) -> str:
         self.places[chain] = max(self.places.get(chain, 0), place)
-        return ".".join(str(self.places[name]) for name in CHAINS)
+        return ".".join(str(self.places[name]) for name in self.asked.chains)
 
     async def _beat(self, send: Send) -> None:
         if self.asked.follow and self.placed and asyncio.get_running_loop().time() - self.written >= limits.HEARTBEAT_SECONDS:
-            await self._write(send, [{"kind": "heartbeat", "id": self._move(CHAINS[0], 0)}])
+            await self._write(send, [{"kind": "heartbeat", "id": self._move(self.asked.chains[0], 0)}])
 
     async def _write(self, send: Send, lines: list[dict[str, Any]]) -> None:
         if not self.started:

@@ -46,6 +46,8 @@ class Entry:
         self.asks: dict[str, Ask] = {}  # requests that wait for a person
         self.asks_told = (0, 0)  # a minute, and how many were told in it
         self.worker_crashes: int | None = None  # as the node's last level says
+        self.grants: list[str] = []  # that are attached when it is made
+        self.alarms: dict[tuple[str, str], int] | None = None  # of its credentials, by kind and grant, as the node's last level says
         self.expiry: Timer | None = None
         self.expiry_us: int | None = None  # what that timer is set to
         self._moved = asyncio.Event()

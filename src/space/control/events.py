@@ -22,6 +22,7 @@ from space.control.records import Record
 from space.control.store.schema import event_floors, events
 from space.control.store.store import Store
 from space.control.timers import Timers
+from space.model.credentials import CredentialAlarm
 from space.model.egress import Ask, PolicyStatus
 from space.model.events import Event, EventKind
 from space.model.sandbox import Phase
@@ -46,11 +47,13 @@ class News:
     detail: str | None = None
     checkpoint: str | None = None
     children: Sequence[str] | None = None
+    alarm: CredentialAlarm | None = None
 
     def row(self) -> dict[str, Any]:
         """As it is stored."""
         more: dict[str, Any] = {"from_phase": self.from_phase, "fields": self.fields, "count": self.count, "process": self.process}
         more |= {"ask": self.ask, "policy": self.policy, "detail": self.detail, "checkpoint": self.checkpoint, "children": self.children}
+        more |= {"alarm": self.alarm}
         payload = {"phase": self.record.phase.value, "reason": self.record.reason, **more}
         return {
             "tenant": self.record.tenant,
@@ -123,6 +126,7 @@ class EventLog:
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self.observe: Callable[[str], None] = lambda kind: None
+        self.alarmed: Callable[[CredentialAlarm], None] = lambda alarm: None
 
     async def start(self) -> None:
         """Leap, and prune what is too old now and every hour."""
@@ -142,6 +146,8 @@ class EventLog:
         rows = [one.row() for one in news]
         for one in news:
             self.observe(one.kind)
+            if isinstance(one, News) and one.alarm is not None:
+                self.alarmed(one.alarm)
 
         def both(connection: Connection) -> Any:
             result = change(connection)

@@ -39,8 +39,9 @@ async def create_sandbox(call: Call, services: Services) -> Answer:
     spec = wire.sandbox_spec(asked, max_ttl_seconds=services.settings.max_ttl_seconds)
     said = msgspec.json.encode(wire.asked_for(spec))
     said += b"" if asked.policy is None else msgspec.json.encode(asked.policy, order="deterministic")
+    said += msgspec.json.encode(sorted(set(asked.grants))) if asked.grants else b""
     repeat = repeated(call, said)
-    info = await services.sandboxes.create(call.tenant, spec, wait=wait, repeat=repeat, policy=asked.policy)
+    info = await services.sandboxes.create(call.tenant, spec, wait=wait, repeat=repeat, policy=asked.policy, grants=asked.grants)
     call.sandbox = info.id
     return answers.value(info, 201 if wait else 202)
 

@@ -88,6 +88,8 @@ LIST_MAX: Final = 200
 
 # -- policies ----------------------------------------------------------------------------------------------------------
 # A policy's document is at most 8 MiB; JSON with blanks and escapes may be longer than what it says.
+MAX_SECRET_JSON = 65_536
+MAX_GRANT_JSON = 20_480
 MAX_POLICY_JSON: Final = 12 * MIB
 POLICIES_PER_TENANT: Final = 200
 # What a tenant's stored policies and its sandboxes' own ones say, together.

@@ -322,11 +322,16 @@ class Lives:
 
     async def _live(self, entry: Entry, wish: Wish) -> None:
         record = entry.record
-        life = {"generation": record.generation, "policy": record.policy_digest, "policy_generation": record.policy_generation}
+        life: dict[str, Any] = {
+            "generation": record.generation,
+            "policy": record.policy_digest,
+            "policy_generation": record.policy_generation,
+        }
+        life["labels"] = dict(record.spec.metadata)
         if wish.request is Request.ROLLBACK:
-            states = self._link.states("rollback", Rollback(sandbox=record.id, checkpoint=wish.more, **life))  # type: ignore[arg-type]
+            states = self._link.states("rollback", Rollback(sandbox=record.id, checkpoint=wish.more, **life))
         else:
-            states = self._link.states("wake", Wake(sandbox=record.id, cold=wish.more == "cold", **life))  # type: ignore[arg-type]
+            states = self._link.states("wake", Wake(sandbox=record.id, cold=wish.more == "cold", **life))
         try:
             async for level in states:
                 self._heed(level)

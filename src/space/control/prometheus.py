@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client import Counter as Total
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from space.model.credentials import AlarmKind, CredentialAlarm
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -48,6 +51,9 @@ class Figures:
         self._idle = Total("space_idle_actions", "What idle rules did", ("action",), registry=registry)
         self._woken = Total("space_wakes_by_call", "Sandboxes that a call woke", ("outcome",), registry=registry)
         self._webhooks = Total("space_webhook_deliveries", "Attempts to deliver an event", ("outcome",), registry=registry)
+        self._alarms = Total("space_credential_alarms", "What went wrong with credentials", ("kind",), registry=registry)
+        for kind in get_args(AlarmKind):
+            self._alarms.labels(kind)
         self._registry.register(_Levels(phases, node_is_up, busy, failing))
 
     def request(self, tenant: str, method: str, route: str, status: int, seconds: float) -> None:
@@ -79,6 +85,10 @@ class Figures:
     def webhook(self, outcome: str) -> None:
         """A delivery was taken, or failed."""
         self._webhooks.labels(outcome).inc()
+
+    def alarm(self, alarm: CredentialAlarm) -> None:
+        """Something went wrong with a credential."""
+        self._alarms.labels(alarm.kind).inc(alarm.count)
 
     def add(self, collector: Collector) -> None:
         """Figures that are read when they are asked for."""

@@ -33,6 +33,8 @@ def defaults(settings: Settings) -> Quota:
         settings.tenant_disk_mib or None,
         settings.tenant_snapshot_mib or None,
         settings.tenant_checkpoints or None,
+        settings.tenant_secrets or None,
+        settings.tenant_grants or None,
         settings.tenant_requests_per_second or None,
     )
 
@@ -92,6 +94,13 @@ class Quotas:
     def admit_checkpoint(self, tenant: str, spec: SandboxSpec, used: Usage) -> None:
         """As `admit_snapshot`, of one checkpoint more."""
         self._admit(tenant, {"checkpoints": 1, "snapshot_mib": spec.memory_mib}, used, "drop a checkpoint")
+
+    def admit_count(self, tenant: str, name: str, has: int) -> None:
+        """One more of what is counted elsewhere. QuotaPassed."""
+        most = getattr(self.effective(tenant), name)
+        if most is not None and has >= most:
+            self.observe(tenant, name)
+            raise QuotaPassed(f"tenant {tenant} may have {name} {most}, and has as many", hint="delete one, or ask the operator for more")
 
     def _admit(self, tenant: str, wanted: Mapping[str, int], had: Usage, remedy: str) -> None:
         quota = self.effective(tenant)

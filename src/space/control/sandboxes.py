@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from space.control import decide, limits, listing, records
@@ -38,11 +39,11 @@ from space.control.timers import Timers
 from space.control.wire_lives import ForkRequest, child_spec
 from space.control.wire_tenants import ChangeRequest, changed_spec
 from space.core.lifecycle.table import Refuse, Request, answer
-from space.model.errors import Conflict, Gone, NoCapacity, NotFound, Unavailable
+from space.model.errors import Conflict, Gone, NoCapacity, NotFound, SpaceError, Unavailable
 from space.model.ids import new_sandbox_id
 from space.model.sandbox import Phase, SandboxInfo, SandboxSpec
 from space.model.tenants import Usage
-from space.rpc.node_api import NodeInfo, SandboxState
+from space.rpc.node_api import Done, NodeInfo, SandboxState, SetLabels
 
 Resolve = Callable[[str, str], tuple[str, str]]
 _FIRST_EXEC = "first_exec"  # a stage of the node that is over only when somebody has run a command
@@ -121,9 +122,17 @@ class Sandboxes:
     # -- what tenants ask -----------------------------------------------------------------------------------------------
 
     async def create(
-        self, tenant: str, spec: SandboxSpec, *, wait: bool, repeat: tuple[str, bytes] | None = None, policy: Asked = None
+        self,
+        tenant: str,
+        spec: SandboxSpec,
+        *,
+        wait: bool,
+        repeat: tuple[str, bytes] | None = None,
+        policy: Asked = None,
+        grants: Sequence[str] = (),
     ) -> SandboxInfo:
         """A sandbox; running when this returns, if `wait`. repeat: idempotency key and digest of the body. policy: None for the default.
+        grants: names of those that it has besides.
 
         Unavailable without a node, NoCapacity when there is no room; nothing is kept then. A caller that goes away changes nothing.
         """
@@ -160,6 +169,7 @@ class Sandboxes:
         )
         used = None if repeat is None else Repeat(tenant, repeat[0], repeat[1], record.id, now)
         entry = await self._book.add(record, used, self.policies.keep(chosen))
+        entry.grants = list(grants)
         self.policies.begun(entry, chosen)
         self._book.spawn(self._creation.drive(entry, keep_refused=not wait), f"create {record.id}")
         return await self._creation.running(entry) if wait else entry.record.info()
@@ -242,7 +252,16 @@ class Sandboxes:
         expires = record.expires_us
         if "ttl_seconds" in fields:
             expires = time.time_ns() // 1000 + spec.ttl_seconds * 1_000_000
-        return (await self._book.change(entry, fields, spec=spec, expires_us=expires)).info()
+        info = (await self._book.change(entry, fields, spec=spec, expires_us=expires)).info()
+        if "metadata" in fields:
+            await self._label([entry])
+        return info
+
+    async def _label(self, entries: Sequence[Entry]) -> None:
+        """Grants select by what `metadata` says now. A node that is away is told when it is back."""
+        for entry in entries:
+            with suppress(SpaceError):
+                await self._link.call("set_labels", SetLabels(entry.record.id, dict(entry.record.spec.metadata)), Done)
 
     async def delete_all(self, reason: str, seconds: float) -> int:
         """Make no more, and end every one: promised on the disk, then waited for; how many are not gone after `seconds`."""
@@ -307,6 +326,7 @@ class Sandboxes:
             entry.seen = -1
             self._absent(entry)
         self.lives.node_up()
+        self._book.spawn(self._label([entry for entry in self._book.live.values() if entry.record.id in there]), "labels")
 
     def node_level(self, level: SandboxState) -> None:
         """A sandbox is now like this on the node; older news are dropped by the node's revision."""

@@ -36,6 +36,7 @@ from space.control.activity import Activity
 from space.control.addresses import networks
 from space.control.app import Api
 from space.control.audit import AuditLog
+from space.control.credentials import Credentials
 from space.control.delivery import Sender
 from space.control.egress_figures import EgressFigures
 from space.control.events import EventLog
@@ -105,6 +106,7 @@ async def compose(instance: Instance, settings: Settings) -> AsyncIterator[Servi
         )
         link = NodeLink(instance.node_socket, sandboxes, accept=lambda info: check_isolation(settings, info))
         figures = Figures(lambda: sandboxes.phases, lambda: link.is_up, lambda: sandboxes.busy, lambda: webhooks.failing)
+        events.alarmed = figures.alarm
         events.observe, quotas.observe = figures.event, figures.quota_refusal
         audit = AuditLog(store, timers, keep_seconds=settings.audit_days * 86_400)
         audit.start()
@@ -126,7 +128,21 @@ async def compose(instance: Instance, settings: Settings) -> AsyncIterator[Servi
         figures.add(egress)
         try:
             yield Services(
-                settings, keys, link, sandboxes, figures, document, version, activity, events, quotas, webhooks, audit, egress, templates
+                settings,
+                keys,
+                link,
+                sandboxes,
+                figures,
+                document,
+                version,
+                activity,
+                events,
+                quotas,
+                webhooks,
+                audit,
+                egress,
+                templates,
+                Credentials(link, quotas),
             )
         finally:
             await templates.stop()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from space.config.settings import Settings
 from space.control.activity import Activity
 from space.control.audit import AuditLog
+from space.control.credentials import Credentials
 from space.control.egress_figures import EgressFigures
 from space.control.events import EventLog
 from space.control.keys import KeyRing
@@ -36,6 +37,7 @@ class Services:
     audit: AuditLog
     egress: EgressFigures
     templates: Templates
+    credentials: Credentials
 
     def stopping(self) -> None:
         """The server ends: those who wait or follow are told now."""

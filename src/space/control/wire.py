@@ -35,6 +35,7 @@ MAX_IDLE_SECONDS = 31_536_000
 # The kernel's limit for arguments and environment together is a quarter of the stack's: 2 MiB. One string: 128 KiB.
 _MAX_STRING = 128 * 1024 - 1
 _DISK = "MiB; not less than the template's own disk, which is 2048 for `base`"
+GrantName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 PolicyName = Annotated[str, Meta(max_length=63)]
 BODY_HINT = "GET /openapi.json has the schema of this body"
 
@@ -51,7 +52,7 @@ class CreateRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
     idle: null for no such rule. on_timeout: what becomes of it at the end of its time to live. policy: what may leave it (docs/policy.md),
     or the name of a stored policy; null: the tenant's default, else nothing. wake_on_call: whether a call that needs it running wakes it
-    when a rule had put it to rest.
+    when a rule had put it to rest. grants: names of grants that it has besides those that select it.
     """
 
     template: Annotated[str, Meta(max_length=127, description="A name, or name:tag")] = DEFAULT_TEMPLATE
@@ -65,6 +66,7 @@ class CreateRequest(Struct, frozen=True, forbid_unknown_fields=True):
     on_timeout: Action = "delete"
     wake_on_call: bool = True
     policy: dict[str, Any] | PolicyName | None = None
+    grants: Annotated[list[GrantName], Meta(max_length=64)] = []
 
 
 class KeyRequest(Struct, frozen=True, forbid_unknown_fields=True):

@@ -36,6 +36,8 @@ class QuotaRequest(Struct, frozen=True, forbid_unknown_fields=True):
     disk_mib: _Amount | None = None
     snapshot_mib: _Amount | None = None
     checkpoints: _Amount | None = None
+    secrets: _Amount | None = None
+    grants: _Amount | None = None
     requests_per_second: Annotated[float, Meta(ge=0.01, le=1e6)] | None = None
     burst: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
 

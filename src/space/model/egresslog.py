@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 RecordKind = Literal["name", "connection", "request", "credential", "dial", "repeated", "lost", "malformed"]
 RECORD_KINDS: tuple[RecordKind, ...] = get_args(RecordKind)
-CHAINS = ("gateway", "dialer")
+CHAINS: tuple[Literal["gateway"], Literal["dialer"]] = ("gateway", "dialer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,7 @@ class EgressRecord:
     kind: `name` (a DNS query), `connection` and `request` (when they have ended), `credential` (before it is released), `dial` (the
     dialer's own word), `repeated` (refusals that were counted instead, see `of` and `count`), `lost` (records that could not be written),
     `malformed` (a worker sent what is no record). status: what the guest was answered. sent, received: bytes.
+    secret, version: of a credential.
     request_id: of a request, as the guest was told it with a refusal; its beginning is the connection's.
     more: fields that this version of the SDK does not know.
     """
@@ -42,6 +43,8 @@ class EgressRecord:
     address: str = ""
     upstream: str = ""
     grant: str = ""
+    secret: str = ""
+    version: int = 0
     sent: int = 0
     received: int = 0
     seconds: float = 0.0

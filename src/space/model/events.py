@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from space.model.credentials import CredentialAlarm
 from space.model.egress import Ask, PolicyStatus
 
 EventKind = Literal[
     "created", "phase", "changed", "checkpointed", "rolled_back", "forked", "out_of_memory",
-    "egress_asked", "egress_policy", "egress_worker_ended", "deleted",
+    "egress_asked", "egress_policy", "egress_worker_ended", "credential_alarm", "deleted",
     "template_built", "template_failed", "template_deleted",
 ]  # fmt: skip
 EVENT_KINDS: tuple[str, ...] = get_args(EventKind)
@@ -31,7 +32,8 @@ class Event:
     out_of_memory: the guest's kernel killed `count` more processes, the last of them `process`. egress_asked: a request waits for a
     person's word (`ask`). egress_policy: which policy says what may leave it, or whether the machine decides by it, is another (`policy`).
     egress_worker_ended: the process that served its traffic crashed `count` more times, the last for `detail`; the next packet begins
-    another. deleted: it is gone (or its creation was refused), and nothing follows. template_built,
+    another. credential_alarm: something went wrong `count` more times with a credential that it uses (`alarm`).
+    deleted: it is gone (or its creation was refused), and nothing follows. template_built,
     template_failed, template_deleted: of no sandbox (`sandbox` and
     `phase` are empty) but of the `template` (name:tag); detail: its digest, or the reason.
     """
@@ -53,3 +55,4 @@ class Event:
     template: str | None = None
     checkpoint: str | None = None
     children: Sequence[str] | None = None
+    alarm: CredentialAlarm | None = None

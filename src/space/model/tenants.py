@@ -12,7 +12,7 @@ class Quota:
     may ask. None: no limit of this kind.
 
     A suspended, stopped or failed sandbox takes its disk and what is stored of it, but no CPUs and no memory; a paused one takes all.
-    snapshot_mib: stored memory and checkpoints. checkpoints: how many.
+    snapshot_mib: stored memory and checkpoints. checkpoints: how many. secrets, grants: how many are kept, counted when one is added.
     requests_per_second refills an allowance of `burst` requests (None: twice the rate, one at least); administration is not counted.
     """
 
@@ -22,6 +22,8 @@ class Quota:
     disk_mib: int | None = None
     snapshot_mib: int | None = None
     checkpoints: int | None = None
+    secrets: int | None = None
+    grants: int | None = None
     requests_per_second: float | None = None
     burst: int | None = None
 

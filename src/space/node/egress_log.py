@@ -23,7 +23,6 @@ from space.rpc.audit_api import Records
 from space.rpc.audit_client import AuditControl
 from space.rpc.session import Stream
 
-CHAINS = ("gateway", "dialer")
 _PAGE = 200
 _BATCH = 100
 _WAITED = 5.0  # then a sign of life
@@ -73,8 +72,8 @@ class EgressLog:
 
     async def _told(self, stream: Stream, request: bytes) -> None:
         asked = decode(api.EgressLog, request)
-        if asked.after is not None and (asked.after.keys() - set(CHAINS) or min(asked.after.values(), default=0) < 0):
-            raise InvalidArgument(f"after: numbers of {' and '.join(CHAINS)}, not {str(asked.after)[:80]}")
+        if asked.after is not None and (asked.after.keys() - set(asked.chains) or min(asked.after.values(), default=0) < 0):
+            raise InvalidArgument(f"after: numbers of {' and '.join(asked.chains)}, not {str(asked.after)[:80]}")
         left = asked.limit or None
         async for page in self._pages(asked):
             told = page if left is None else _cut(page, left)
@@ -101,7 +100,7 @@ class EgressLog:
             ends = {chain.writer: chain.records for chain in standing.chains}
         else:
             ends = asked.after or {}
-        return [_Chain(name, ends.get(name, 0), ends.get(name, 0)) for name in CHAINS]
+        return [_Chain(name, ends.get(name, 0), ends.get(name, 0)) for name in asked.chains]
 
     async def _read(self, asked: api.EgressLog, chains: list[_Chain]) -> AsyncIterator[api.EgressRecords]:
         while True:

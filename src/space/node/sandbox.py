@@ -223,6 +223,8 @@ class Sandbox(Lives):
 
     def set_labels(self, labels: dict[str, str]) -> None:
         """Grants that select by labels see these, soon."""
+        if labels == self.record.labels:
+            return
         self.keep(msgspec.structs.replace(self.record, labels=labels))
         if self._life.binding is not None:
             self._life.binding.label(labels)

@@ -29,11 +29,14 @@ class SimTraffic:
     crashes: int = 0
     last_crash: str | None = None
     waiting_for: list[str] = field(default_factory=list)
+    alarms: dict[tuple[str, str], api.CredentialAlarm] = field(default_factory=dict)
     counters: api.EgressCounters = field(default_factory=lambda: api.EgressCounters({"guest_udp": 2}, 3, 5, 1, 2, 700, 9000, False, 0))
 
     def state(self) -> api.EgressState:
         """As it is told."""
-        return api.EgressState(self.policy, self.policy_generation, list(self.waiting_for), self.crashes, self.last_crash)
+        return api.EgressState(
+            self.policy, self.policy_generation, list(self.waiting_for), self.crashes, self.last_crash, list(self.alarms.values())
+        )  # fmt: skip
 
 
 class SimEgress:

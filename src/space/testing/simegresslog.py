@@ -1,4 +1,4 @@
-"""SimNode's records of decisions: two lists that a test writes, told as a node tells them.
+"""SimNode's records of decisions: a list a chain that a test writes, told as a node tells them.
 
 node.egress_log.add("sb-...", type="request", name="www.example.com", status=200)
 node.egress_log.add("sb-...", "dialer", type="dial", name="www.example.com", address="192.0.2.1")
@@ -27,8 +27,8 @@ class SimEgressLog:
 
     def __init__(self) -> None:
         self._records: list[api.EgressRecord] = []
-        self._ends = {"gateway": 0, "dialer": 0}
-        self._first = {"gateway": 1, "dialer": 1}
+        self._ends = {"gateway": 0, "dialer": 0, "broker": 0}
+        self._first = {"gateway": 1, "dialer": 1, "broker": 1}
         self._news = asyncio.Event()
         self.refuse: SpaceError | None = None
         self.told = 0
@@ -54,14 +54,15 @@ class SimEgressLog:
         asked = msgspec.msgpack.decode(request, type=api.EgressLog)
         if self.refuse is not None:
             raise self.refuse
-        places = dict(self._ends) if asked.after is None and asked.follow and not asked.since else {"gateway": 0, "dialer": 0}
+        places = dict(self._ends) if asked.after is None and asked.follow and not asked.since else {"gateway": 0, "dialer": 0, "broker": 0}
+        places = {chain: place for chain, place in places.items() if chain in asked.chains}
         places |= asked.after or {}
         left = asked.limit or 1 << 60
         while True:
             news = self._news
-            removed = {chain: first - 1 for chain, first in self._first.items() if places[chain] < first - 1}
+            removed = {chain: first - 1 for chain, first in self._first.items() if places.get(chain, first) < first - 1}
             places |= removed
-            found = [one for one in self._records if one.n > places[one.chain]]
+            found = [one for one in self._records if one.chain in places and one.n > places[one.chain]]
             wanted = [one for one in found if _wanted(one, asked)][:left]
             places |= {one.chain: one.n for one in (found if len(wanted) < left else wanted)}
             await stream.send_message(api.EgressRecords(wanted, dict(places), removed))

@@ -230,6 +230,8 @@ class SimLife:
             policy=child.policy,
             policy_generation=child.policy_generation,
             env=parent.create.env if child.env is None else child.env,
+            labels=parent.create.labels if child.labels is None else child.labels,
+            grants=[],
         )
         if child.sandbox not in node.sandboxes:
             node.sandboxes[child.sandbox] = type(parent)(

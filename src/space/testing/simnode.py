@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -21,15 +22,19 @@ from typing import Self
 
 import msgspec
 
+from space.core.credentials.grant import Life
 from space.core.lifecycle.table import Request
 from space.core.wire.events import NODE
 from space.model.errors import Conflict, NotFound, PermissionDenied, SandboxDied, SpaceError, Unsupported
 from space.model.ids import new_process_id
 from space.model.isolation import EMULATED
+from space.model.sandbox import Phase
+from space.node.credentials import CredentialVerbs
 from space.rpc import node_api as api
 from space.rpc.life_api import Checkpointed
 from space.rpc.session import Data, Served, Stream
 from space.testing import simfiles, simprocesses
+from space.testing.simcredentials import SimCredentials
 from space.testing.simegress import SimEgress, SimTraffic
 from space.testing.simegresslog import SimEgressLog
 from space.testing.simfiles import SimFiles
@@ -82,6 +87,7 @@ class SimNode:
         self.egress = SimEgress(self._traffic, self._egress_changed)
         self.egress_log = SimEgressLog()
         self.templating = SimTemplates(templates)
+        self.credentials = SimCredentials(self._life_of)
         self.life = SimLife(self)
         self._pid = 4241
         self._revision = 0
@@ -110,6 +116,8 @@ class SimNode:
             **self.egress.verbs,
             **self.egress_log.verbs,
             **self.templating.verbs,
+            **CredentialVerbs(self.credentials).table,
+            "set_labels": self._set_labels,
             **self.life.verbs,
         }
 
@@ -245,6 +253,8 @@ class SimNode:
         elif asked.template not in self.templates:
             raise NotFound(f"there is no template {asked.template!r}")
         there = self.sandboxes.get(asked.sandbox)
+        if asked.grants:
+            await self.credentials.broker().attach_grants(asked.tenant, asked.sandbox, tuple(asked.grants))
         if there is None:
             traffic = self.egress.begin(asked)
             there = self.sandboxes[asked.sandbox] = SimSandbox(asked, traffic=traffic)
@@ -268,6 +278,7 @@ class SimNode:
             await stream.send_message(api.SandboxState(asked.sandbox, "", asked.generation, "gone", 0, self.isolation))
             return
         self.deleted.append(asked.sandbox)
+        await self.credentials.held.forget_sandbox(asked.sandbox)
         self._end_processes(asked.sandbox, "it was deleted")
         await stream.send_message(self._move(there, "gone"))
 
@@ -278,6 +289,26 @@ class SimNode:
     async def _metrics(self, stream: Stream, request: bytes) -> None:
         self._usable(msgspec.msgpack.decode(request, type=api.Target).sandbox)
         await stream.send_message(api.Metrics(512 << 20, 400 << 20, 10, 5, 2 << 30, 1 << 30, 7, 1000, 50, 90 << 20, 20))
+
+    def _life_of(self, sandbox: str) -> tuple[Life, Phase, int]:
+        there = self._find(sandbox)
+        asked = there.create
+        life = Life(asked.tenant, asked.sandbox, asked.template, asked.labels, there.start == "fork")
+        return life, Phase(there.phase), asked.generation
+
+    async def _set_labels(self, stream: Stream, request: bytes) -> None:
+        asked = msgspec.msgpack.decode(request, type=api.SetLabels)
+        there = self._find(asked.sandbox)
+        there.create = msgspec.structs.replace(there.create, labels=asked.labels)
+        await stream.send_message(api.Done())
+
+    def alarm(self, sandbox: str, kind: api.AlarmKind, grant: str, *, secret: str = "s", host: str = "api.example.com") -> None:
+        """Something went wrong with a credential."""
+        there = self._find(sandbox)
+        before = there.traffic.alarms.get((kind, grant))
+        count = 1 if before is None else before.count + 1
+        there.traffic.alarms[kind, grant] = api.CredentialAlarm(kind, grant, secret, host, count, time.time_ns() // 1000)
+        self._move(there, there.phase)
 
     def _traffic(self, sandbox: str) -> SimTraffic:
         return self._find(sandbox).traffic
