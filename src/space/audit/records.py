@@ -58,7 +58,10 @@ class Connected(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
 
 
 class Requested(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False, tag="request"):
-    """A request that has ended. query: keys. status: what the guest was answered. sent, received: bytes toward and from the upstream."""
+    """A request that has ended. query: keys. status: what the guest was answered. sent, received: bytes toward and from the upstream.
+
+    grant, version: the credential that it got, and of its secret; a grant without a version: the one that it was refused for.
+    """
 
     sandbox: Text
     id: Text
@@ -75,6 +78,8 @@ class Requested(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     received: Count = 0
     seconds: Seconds = 0.0
     upstream: Text = ""
+    grant: Text = ""
+    version: Count = 0
 
 
 class Repeated(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False, tag="repeated"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from space.core.credentials.tripwire import Tripwire, overwritten
 from space.core.policy.agreement import Flow
 from space.core.policy.verdict import Allow, Asked, Stack
 from space.core.wire.bodies import Body, chunk
@@ -21,6 +22,7 @@ from space.core.wire.http1 import (
 )
 from space.gateway.budgets import Budget, of_request
 from space.gateway.judgement import Admitted, Refused, query_keys
+from space.gateway.loans import Loan
 from space.gateway.records import MOST_PATH, Requested
 from space.gateway.websocket import Frames
 
@@ -29,15 +31,17 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Of no one reply: another place to speak to, past the gateway.
 NOTHING = Body(NO_BODY)  # of every request that has none: it is over, and is given nothing
 STRIPPED = frozenset({b"alt-svc"})
+# Where a credential was lent, a session that stands for it is one as well.
+_STRIPPED_OF_LOANS = STRIPPED | {b"set-cookie", b"set-cookie2"}
 
 
 class Exchange:
     """forwarded: the upstream has the head. keep: another request may follow. tunnel: frames from the guest and from the upstream."""
 
     __slots__ = (
-        "accept", "agreed", "asked", "body", "budgets", "continued", "forwarded", "generation", "head", "id", "interims", "keep", "pieces",
-        "reader", "reason", "received", "reply", "reply_body", "retried", "reused", "rule", "sent", "since", "started", "status", "tunnel",
-        "verdict",
+        "accept", "agreed", "asked", "body", "budgets", "continued", "echoed", "forwarded", "generation", "grant", "head", "id",
+        "interims", "keep", "loan", "pieces", "reader", "reason", "received", "reply", "reply_body", "retried", "reused", "rule", "sent",
+        "since", "started", "status", "tunnel", "verdict", "watch", "wire",
     )  # fmt: skip
 
     def __init__(self, head: RequestHead, ident: str, now: float, generation: int) -> None:
@@ -52,7 +56,7 @@ class Exchange:
         self.rule = ""
         self.budgets: tuple[Budget, ...] = ()
         self.accept: bytes | None = None
-        self.agreed = self.forwarded = self.reused = self.retried = self.continued = False
+        self.agreed = self.forwarded = self.reused = self.retried = self.continued = self.echoed = False
         self.keep = False
         self.sent = self.received = self.status = self.interims = 0
         self.reason = ""
@@ -60,11 +64,17 @@ class Exchange:
         self.reply: ResponseHead | None = None
         self.reply_body: Body | None = None
         self.tunnel: tuple[Frames, Frames] | None = None
+        self.loan: Loan | None = None
+        self.grant = ""
+        self.wire: Tripwire | None = None  # what the upstream says goes through it
+        self.watch: Tripwire | None = None  # what the guest's body says
 
     def admit(self, admitted: Admitted) -> None:
         """It may go."""
         self.asked, self.verdict, self.budgets, self.accept = admitted.asked, admitted.verdict, admitted.budgets, admitted.websocket
         self.rule = "" if admitted.verdict.rule is None else admitted.verdict.rule.name
+        self.loan = self.loan or admitted.loan  # judged again, it keeps what was lent for it
+        self.grant = "" if admitted.loan is None or not admitted.loan.wanted else admitted.loan.grant
 
     def narrow(self, stack: Stack, verdict: Allow) -> None:
         """It is under way, and goes on under another policy's limits."""
@@ -76,11 +86,61 @@ class Exchange:
         self.status, self.reason = refused.status, refused.reason
         self.asked = refused.asked or self.asked
         self.rule = refused.rule or self.rule
+        self.grant = refused.grant or self.grant
 
     def again(self) -> None:
         """It was never answered, and goes once more over another connection."""
         self.retried, self.forwarded = True, False
         self.reader = HeadReader(ResponseHead.parse_for(self.head.method))
+        if self.loan is not None:
+            self.loan.lease = None  # that use of it is spent
+
+    @property
+    def asks(self) -> bool:
+        """Whether a person has to agree first, who has not yet."""
+        if self.agreed or self.verdict is None:
+            return False
+        loan = self.loan
+        return self.verdict.ask or (loan is not None and loan.wanted and loan.outline is not None and loan.outline.approval)
+
+    @property
+    def lacks(self) -> bool:
+        """Whether a credential has yet to be lent for it."""
+        return self.loan is not None and self.loan.lacks
+
+    def searched(self, data: bytes, *, ended: bool = False) -> bytes:
+        """What the upstream says as the guest gets it: without the credential. What may begin one is held until more comes, or it has
+        ended.
+        """
+        return data if self.wire is None else self.wire.receive(data, ended=ended)
+
+    @property
+    def stripped(self) -> frozenset[bytes]:
+        """Fields of a reply that are not the guest's to have."""
+        return STRIPPED if self.loan is None or self.loan.cookies or self.loan.outline is None else _STRIPPED_OF_LOANS
+
+    @property
+    def held(self) -> int:
+        """Bytes of the upstream's that are held so."""
+        return 0 if self.wire is None else self.wire.held
+
+    def told(self, data: bytes) -> bytes:
+        """A head likewise, which is whole."""
+        wire = self.wire
+        if wire is None:
+            return data
+        data, echoes = overwritten(wire.forms, data)
+        wire.echoes += echoes
+        return data
+
+    def marked(self, pieces: list[bytes]) -> bool:
+        """Whether a placeholder is in the guest's body, these pieces of it being the next ones."""
+        watch = self.watch
+        if watch is None:
+            return False
+        for piece in pieces:
+            watch.receive(piece)
+        return watch.echoes > 0
 
     @property
     def repeatable(self) -> bool:
@@ -107,6 +167,8 @@ class Exchange:
             received=self.received,
             seconds=now - self.started,
             upstream=address,
+            grant=self.grant,
+            version=0 if self.loan is None or self.loan.lease is None else self.loan.lease.version,
         )
 
 
@@ -124,22 +186,22 @@ def reply_framing(reply: ResponseHead) -> Framing:
     return CHUNKED if reply.framing.kind == "close" else reply.framing
 
 
-def reply_bytes(reply: ResponseHead, *, bare: bool, close: bool) -> bytes:
+def reply_bytes(reply: ResponseHead, *, bare: bool, close: bool, stripped: frozenset[bytes] = STRIPPED) -> bytes:
     """The head of a reply. bare: to HEAD; its length is then of the body that is not there."""
-    fields = _told_on(reply.fields, reply.options, bare or reply.status == 304)
+    fields = _told_on(reply.fields, reply.options, bare or reply.status == 304, stripped)
     return write_response(reply.status, reply.reason, fields, reply_framing(reply), close=close)
 
 
 @lru_cache(16)
-def _told_on(fields: tuple[Field, ...], options: frozenset[bytes], length: bool) -> bytes:
+def _told_on(fields: tuple[Field, ...], options: frozenset[bytes], length: bool, stripped: frozenset[bytes]) -> bytes:
     """The fields of a reply as the guest gets them. length: with what they say of it."""
-    kept = [field for field in response_end_to_end(fields, options) if field[0] not in STRIPPED]
+    kept = [field for field in response_end_to_end(fields, options) if field[0] not in stripped]
     if length:
         kept += [field for field in fields if field[0] == b"content-length"]
     return written(kept)
 
 
-def switched_bytes(reply: ResponseHead, accept: bytes | None) -> bytes | None:
+def switched_bytes(reply: ResponseHead, accept: bytes | None, stripped: frozenset[bytes] = STRIPPED) -> bytes | None:
     """The 101 as the guest gets it; None where it was not asked for, or is not the answer to what was asked."""
     values = dict(reply.fields)
     answers = [value for name, value in reply.fields if name in (b"sec-websocket-accept", b"upgrade")]
@@ -147,5 +209,5 @@ def switched_bytes(reply: ResponseHead, accept: bytes | None) -> bytes | None:
         return None
     if values.get(b"upgrade", b"").lower() != b"websocket" or b"upgrade" not in reply.options or b"sec-websocket-extensions" in values:
         return None
-    fields = [field for field in reply.end_to_end() if field[0] not in STRIPPED]
+    fields = [field for field in reply.end_to_end() if field[0] not in stripped]
     return write_response(101, reply.reason, [*fields, (b"connection", b"upgrade"), (b"upgrade", b"websocket")], reply.framing)

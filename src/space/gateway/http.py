@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from space.core.credentials.slots import Unfit
 from space.core.policy.agreement import Flow
 from space.core.policy.verdict import Allow, Deny, Stack
 from space.core.wire.bodies import BadBody, Body
@@ -19,11 +20,13 @@ from space.core.wire.http1 import BadHead, HeadReader, RequestHead
 from space.gateway.exchange import CONTINUE, MOST_INTERIM, NOTHING, Exchange, framed, reply_bytes, reply_framing, switched_bytes
 from space.gateway.judgement import Refused, judge, refusal, request_bytes
 from space.gateway.peer import Peer
-from space.gateway.shared import Shared, UpstreamFailed, agreed, log
+from space.gateway.preparing import granted, likewise, noticed, prepared, ready, recorded, watched
+from space.gateway.shared import Shared, UpstreamFailed, log
 from space.gateway.stage import Stage
 from space.gateway.websocket import BadFrame, Frames
 
 _HANDSHAKE = 22  # the first byte of TLS, and of no head
+_MISPLACED = Refused(403, "placeholder_misplaced", close=True)
 
 
 class HttpSession(Stage):
@@ -99,7 +102,7 @@ class HttpSession(Stage):
             self.drop_upstream()
         self.requests += 1
         exchange = self._exchange = Exchange(head, f"{self.ident}-{self.requests}", self.shared.clock(), ruling.generation)
-        judged = judge(self.flow, ruling.stack, head)
+        judged = judge(self.flow, ruling.stack, head, self.shared.around.grants())
         if isinstance(judged, Refused):
             self._held = rest
             self._refuse(exchange, judged)
@@ -114,9 +117,13 @@ class HttpSession(Stage):
                 self._refuse(exchange, Refused(bad.status, bad.reason, close=True, error="bad_request"))
                 return
             self._held = exchange.body.rest
+            watched(self.shared, exchange)
+            if exchange.marked(exchange.pieces):
+                self._refuse(exchange, _MISPLACED)
+                return
         if self._held:
             self.guest.hold(Peer.QUEUE)
-        if self.upstream is None or judged.verdict.ask:
+        if self.upstream is None or not ready(self.shared, exchange):
             self.start(self._prepare(exchange))
         else:
             exchange.reused = True
@@ -127,6 +134,9 @@ class HttpSession(Stage):
             pieces = exchange.body.receive(data)
         except BadBody as bad:
             self._answer(exchange, Refused(bad.status, bad.reason, close=True, error="bad_request"))
+            return
+        if exchange.marked(pieces):
+            self._answer(exchange, _MISPLACED)
             return
         out = framed(pieces, exchange.head.framing, ended=exchange.body.ended)
         if exchange.body.rest:
@@ -141,8 +151,7 @@ class HttpSession(Stage):
         verdict = exchange.verdict
         assert verdict is not None
         try:
-            if verdict.ask and not exchange.agreed:
-                exchange.agreed = await agreed(self.shared, exchange.asked)
+            await prepared(self.shared, self.flow, exchange)
             upstream = self.upstream
             if upstream is None:
                 upstream = await self.shared.connect(
@@ -165,8 +174,15 @@ class HttpSession(Stage):
     def _forward(self, exchange: Exchange, upstream: Peer) -> None:
         head, asked = exchange.head, exchange.asked
         assert asked is not None
+        try:
+            if exchange.asks or exchange.lacks:  # judged again meanwhile, it is another's
+                raise Unfit("nothing was lent for it")
+            out = request_bytes(self.flow, head, asked.path, head.framing, websocket=exchange.accept is not None, loan=exchange.loan)
+        except Unfit:
+            self._answer(exchange, Refused(503, "credential_unavailable"))
+            return
         exchange.forwarded = True
-        out = request_bytes(self.flow, head, asked.path, head.framing, websocket=exchange.accept is not None)
+        exchange.wire = None if exchange.loan is None else exchange.loan.wire()
         if head.framing.kind != "none":
             out += framed(exchange.pieces, head.framing, ended=exchange.body.ended)
             exchange.pieces = []
@@ -214,7 +230,7 @@ class HttpSession(Stage):
             if not reply.interim:
                 break
             if reply.status == 101:
-                self._switch(exchange, switched_bytes(reply, exchange.accept), data)
+                self._switch(exchange, switched_bytes(reply, exchange.accept, exchange.stripped), data)
                 return
             exchange.interims += 1
             if exchange.interims > MOST_INTERIM:
@@ -226,8 +242,8 @@ class HttpSession(Stage):
         exchange.status = reply.status
         exchange.keep = exchange.head.keep_alive and exchange.body.ended
         body = exchange.reply_body = Body(reply.framing, extensions=True)
-        out = reply_bytes(reply, bare=exchange.head.method == b"HEAD", close=not exchange.keep)
-        self._reply_piece(exchange, body, body.receive(data), out)
+        out = reply_bytes(reply, bare=exchange.head.method == b"HEAD", close=not exchange.keep, stripped=exchange.stripped)
+        self._reply_piece(exchange, body, body.receive(data), exchange.told(out))
 
     def _reply_body(self, exchange: Exchange, data: bytes) -> None:
         body = exchange.reply_body
@@ -236,6 +252,10 @@ class HttpSession(Stage):
 
     def _reply_piece(self, exchange: Exchange, body: Body, pieces: list[bytes], before: bytes) -> None:
         assert exchange.reply is not None
+        if exchange.wire is not None:
+            data = exchange.wire.receive(pieces[0] if len(pieces) == 1 else b"".join(pieces), ended=body.ended)
+            pieces = [data] if data else []
+            noticed(self.shared, self.flow, exchange)
         out = before + framed(pieces, reply_framing(exchange.reply), ended=body.ended) if pieces or body.ended else before
         if out:
             self.guest.send(out)
@@ -258,6 +278,7 @@ class HttpSession(Stage):
             return
         most = self.shared.limits.frame
         exchange.status = 101
+        out = exchange.told(out)
         exchange.tunnel = Frames(masked=True, most=most), Frames(masked=False, most=most)
         self.guest.send(out)
         early, self._held = self._held, b""
@@ -273,7 +294,8 @@ class HttpSession(Stage):
             self.cut(f"websocket_{bad.fault}")
             return
         if not sent:
-            self.guest.send(out)
+            self.guest.send(exchange.searched(out))
+            noticed(self.shared, self.flow, exchange)
         elif self.upstream is not None:
             self._to_upstream(exchange, self.upstream, out)
 
@@ -322,7 +344,9 @@ class HttpSession(Stage):
     def rejudge(self, stack: Stack) -> None:
         exchange = self._exchange
         if exchange is not None and exchange.asked is not None:
-            if not self._goes_on(exchange, stack):
+            if not granted(self.shared, exchange):
+                self.cut("grant_revoked")
+            elif not self._goes_on(exchange, stack):
                 self.cut("policy_changed")
             return
         verdict = stack.flow(self.flow.name, self.flow.port)
@@ -339,8 +363,10 @@ class HttpSession(Stage):
                 return False
             exchange.narrow(stack, verdict)
             return True
-        before, judged = exchange.verdict, judge(self.flow, stack, exchange.head)
+        before, judged = exchange.verdict, judge(self.flow, stack, exchange.head, self.shared.around.grants())
         if isinstance(judged, Refused) or before is None or (unasked and not before.ask) or _ca(before) != _ca(judged.verdict):
+            return False
+        if not likewise(exchange, judged):
             return False
         exchange.admit(judged)
         return True
@@ -404,8 +430,7 @@ class HttpSession(Stage):
         self._record(exchange)
 
     def _record(self, exchange: Exchange) -> None:
-        now = self.shared.clock()
-        self.shared.recorder.told(exchange.record(self.shared.around.sandbox, self.flow, self.address, now), now)
+        recorded(self.shared, self.flow, exchange, self.address)
 
 
 def _ca(verdict: Allow) -> str | None:

@@ -29,23 +29,26 @@ from h2.events import (
     WindowUpdated,
 )
 
+from space.core.credentials.slots import Unfit
 from space.core.policy.agreement import Flow
 from space.core.policy.verdict import Deny, Stack
 from space.core.wire import http2frames as wire
 from space.core.wire.http1 import NO_BODY, BadHead, Field, RequestHead
-from space.core.wire.http2 import Flood, check_trailers, request_head, response_head
+from space.core.wire.http2 import Flood, check_trailers, request_head
 from space.core.wire.http2frames import BadFrames
 from space.gateway.end import End, Goaway
-from space.gateway.exchange import MOST_INTERIM, STRIPPED, Exchange
+from space.gateway.exchange import Exchange
 from space.gateway.judgement import Refused, judge, request_fields, stream_request
 from space.gateway.peer import Peer
-from space.gateway.shared import Shared, UpstreamFailed, agreed
-from space.gateway.streams import Stream, Streams, size_of
+from space.gateway.preparing import granted, likewise, prepared, ready, watched
+from space.gateway.replies import Replies
+from space.gateway.shared import Shared, UpstreamFailed
+from space.gateway.streams import Stream, size_of
 
 _UNREADABLE = RequestHead(b"", b"", b"", (), NO_BODY, frozenset(), False, None)
 
 
-class Http2Session(Streams):
+class Http2Session(Replies):
     """Plain text of one guest connection that is for `flow`, where HTTP/2 was agreed on."""
 
     def __init__(self, shared: Shared, guest: Peer, flow: Flow, ident: str, gone: Callable[[], None]) -> None:
@@ -163,12 +166,14 @@ class Http2Session(Streams):
             self._refuse(stream, Refused(bad.status, bad.reason, error="bad_request"))
             self._near.count("refused", now)
             return
-        judged = judge(self.flow, ruling.stack, head)
+        judged = judge(self.flow, ruling.stack, head, self.shared.around.grants())
         if isinstance(judged, Refused):
             self._refuse(stream, judged)
             return
         stream.exchange.admit(judged)
-        if judged.verdict.ask:
+        if not ended:
+            watched(self.shared, stream.exchange)
+        if not ready(self.shared, stream.exchange):
             self._spawn(stream, self._ask(stream))
         else:
             self._admitted(stream)
@@ -181,6 +186,10 @@ class Http2Session(Streams):
             return
         self._near.acknowledge(near, event.flow_controlled_length - len(data))
         stream.taken += len(data)
+        if stream.exchange.marked([data]):
+            self._near.acknowledge(near, len(data))
+            self._answer(stream, Refused(403, "placeholder_misplaced"))
+            return
         if not self._charged(stream, sent=len(data)):
             self._near.acknowledge(near, len(data))
             return
@@ -212,7 +221,7 @@ class Http2Session(Streams):
 
     async def _ask(self, stream: Stream) -> None:
         try:
-            stream.exchange.agreed = await agreed(self.shared, stream.exchange.asked)
+            await prepared(self.shared, self.flow, stream.exchange)
         except UpstreamFailed as failed:
             self._answer(stream, Refused(failed.status, failed.reason))
         else:
@@ -288,9 +297,16 @@ class Http2Session(Streams):
     def _forward(self, stream: Stream, far: End) -> None:
         exchange = stream.exchange
         assert exchange.asked is not None
+        try:
+            if exchange.asks or exchange.lacks:  # judged again meanwhile, it is another's
+                raise Unfit("nothing was lent for it")
+            fields = request_fields(self.flow, exchange.head, exchange.asked.path, exchange.loan)
+        except Unfit:
+            self._answer(stream, Refused(503, "credential_unavailable"))
+            return
         exchange.forwarded = True
+        exchange.wire = None if exchange.loan is None else exchange.loan.wire()
         exchange.since = self.shared.clock()
-        fields = request_fields(self.flow, exchange.head, exchange.asked.path)
         if not self._charged(stream, sent=size_of(fields)):
             return
         stream.far = far.begin()
@@ -325,61 +341,6 @@ class Http2Session(Streams):
             self._reply(stream, event)
         except BadHead as bad:
             self._answer(stream, Refused(502, f"upstream_{bad.reason}", error="upstream_failed"))
-
-    def _reply(self, stream: Stream, event: Event) -> None:
-        match event:
-            case ResponseReceived():
-                self._reply_head(stream, event)
-            case InformationalResponseReceived():
-                stream.exchange.interims += 1
-                if stream.exchange.interims > MOST_INTERIM:
-                    raise BadHead("interim", "interim replies without end", 502)
-            case DataReceived():
-                self._reply_body(stream, event)
-            case TrailersReceived():
-                check_trailers(event.headers, 502)
-                trailers = [field for field in event.headers if field[0] not in STRIPPED]
-                if self._charged(stream, received=size_of(trailers)):
-                    stream.down.trailers = [*trailers]
-            case StreamEnded():
-                stream.down.ended = True
-                self._push_down(stream)
-            case StreamReset():
-                self._upstream_reset(stream, int(event.error_code))
-
-    def _reply_head(self, stream: Stream, event: ResponseReceived) -> None:
-        status, fields, length = response_head(event.headers)
-        if not self._charged(stream, received=size_of(event.headers)):
-            return
-        out: list[Field] = [(b":status", b"%d" % status), *[field for field in fields if field[0] not in STRIPPED]]
-        if length is not None:
-            out.append((b"content-length", b"%d" % length))
-        stream.answered = True
-        stream.exchange.status = status
-        stream.down.ended = stream.down.done = event.stream_ended is not None
-        self._near.head(stream.near, out, ended=stream.down.done)
-        if stream.down.done:
-            self._told(stream)
-
-    def _reply_body(self, stream: Stream, event: DataReceived) -> None:
-        far = self._far
-        assert far is not None
-        far.acknowledge(stream.far, event.flow_controlled_length - len(event.data))
-        identifier = stream.far
-        if not self._charged(stream, received=len(event.data)):
-            far.acknowledge(identifier, len(event.data))
-            return
-        stream.down.put(event.data)
-        stream.down.ended = event.stream_ended is not None
-        self._push_down(stream)
-
-    def _upstream_reset(self, stream: Stream, code: int) -> None:
-        """All of its answer, and it wants no more: the rest is dropped. Else the guest gets the same code, by which it knows what to do."""
-        if not stream.down.ended:
-            self._over(stream, "upstream_reset", code=code)
-            return
-        self._let_go(stream)
-        self._deafen(stream)
 
     def _upstream_leaves(self, last: int) -> None:
         if self._far is None:
@@ -431,19 +392,22 @@ class Http2Session(Streams):
         exchange = stream.exchange
         if stream.deaf or exchange.asked is None:
             return True
+        if not granted(self.shared, exchange):
+            self._over(stream, "grant_revoked", code=wire.CANCEL)
+            return False
         if exchange.forwarded:
             verdict = stack.request(exchange.asked)
             allowed = not isinstance(verdict, Deny)
             if not isinstance(verdict, Deny):
                 exchange.narrow(stack, verdict)
         else:
-            judged = judge(self.flow, stack, exchange.head)
-            allowed = not isinstance(judged, Refused)
-            if not isinstance(judged, Refused):
+            judged = judge(self.flow, stack, exchange.head, self.shared.around.grants())
+            allowed = not isinstance(judged, Refused) and likewise(exchange, judged)
+            if allowed and not isinstance(judged, Refused):
                 exchange.admit(judged)
         if not allowed:
             self._over(stream, "policy_changed", code=wire.CANCEL)
-        elif stream in self._queued and (_ca(exchange) != self._ca or (_asks(exchange) and not exchange.agreed)):
+        elif stream in self._queued and (_ca(exchange) != self._ca or exchange.asks):
             self._over(stream, "", code=wire.REFUSED_STREAM)  # it waits for the wrong thing, and can be sent again
             return False
         return allowed
@@ -502,7 +466,3 @@ def _ca(exchange: Exchange) -> str | None:
     """The authorities that its rule names for the upstream."""
     rule = None if exchange.verdict is None else exchange.verdict.rule
     return None if rule is None else rule.ca
-
-
-def _asks(exchange: Exchange) -> bool:
-    return exchange.verdict is not None and exchange.verdict.ask

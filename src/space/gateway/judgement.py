@@ -1,6 +1,6 @@
 """Whether a request may go, and in which form: steps 7 to 9 of its order, without I/O.
 
-judge(flow, stack, head) -> Admitted | Refused
+judge(flow, stack, head, grants) -> Admitted | Refused
 """
 
 from __future__ import annotations
@@ -33,23 +33,27 @@ from space.core.wire.http2 import StreamHead
 from space.gateway import telling
 from space.gateway.budgets import Budget
 from space.gateway.budgets import of_request as budgets_of
+from space.gateway.loans import NONE, Grants, Loan, left
 
 _WEBSOCKET_DROPPED = frozenset({b"sec-websocket-extensions"})  # compressed frames could not be judged by their size
 _ACCEPT = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
 class Admitted(msgspec.Struct, frozen=True, gc=False):
-    """It may go. websocket: what the upstream must accept with, if the guest asks for one."""
+    """It may go. websocket: what the upstream must accept with, if the guest asks for one. loan: which credential it gets."""
 
     asked: Asked
     verdict: Allow
     budgets: tuple[Budget, ...]
     websocket: bytes | None
+    loan: Loan | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It may not. close: nothing that follows on this connection can be believed. asked: what was judged, when it came so far."""
+    """It may not. close: nothing that follows on this connection can be believed. asked: what was judged, when it came so far. grant:
+    whose credential it is about.
+    """
 
     status: int
     reason: str
@@ -57,15 +61,16 @@ class Refused:
     close: bool = False
     error: Literal["egress_denied", "bad_request", "upstream_failed"] = "egress_denied"
     asked: Asked | None = None
+    grant: str = ""
 
 
-def judge(flow: Flow, stack: Stack, head: RequestHead) -> Admitted | Refused:
+def judge(flow: Flow, stack: Stack, head: RequestHead, grants: Grants = NONE) -> Admitted | Refused:
     """The first thing that is wrong, or what is allowed."""
     path = of_request(flow, head)
     if isinstance(path, str):
         return Refused(STATUS[path], path, close=True, error="egress_denied" if STATUS[path] == 421 else "bad_request")
     websocket = head.upgrade == b"websocket"
-    foreign, override = telling.of_fields(head.fields)
+    foreign, override = telling.of_fields(grants.foreign(head.fields))
     if path.query is not None:
         credential, other = telling.of_query(path.query)
         foreign, override = foreign or credential, override or other
@@ -81,16 +86,21 @@ def judge(flow: Flow, stack: Stack, head: RequestHead) -> Admitted | Refused:
     rule = None if verdict.rule is None else verdict.rule.name
     if override is not None and _narrowed(stack, asked):
         return Refused(403, override, rule, asked=asked)
-    if verdict.grant is not None:  # there is nobody yet who could lend it, and without it the request is another one
-        return Refused(503, "credential_unavailable", rule, asked=asked)
-    return Admitted(asked, verdict, budgets_of(stack, asked, verdict), accept)
+    loan = grants.chosen(asked, verdict, head.fields)
+    if grants.places and (grant := grants.misplaced(loan, head.fields, path)) is not None:
+        return Refused(403, "placeholder_misplaced", rule, close=True, asked=asked, grant=grant)
+    return Admitted(asked, verdict, budgets_of(stack, asked, verdict), accept, loan)
 
 
-def request_bytes(flow: Flow, head: RequestHead, path: Path, framing: Framing, *, websocket: bool) -> bytes:
-    """The head as it is sent on: for the flow's name, in the form that was judged."""
+def request_bytes(flow: Flow, head: RequestHead, path: Path, framing: Framing, *, websocket: bool, loan: Loan | None = None) -> bytes:
+    """The head as it is sent on: for the flow's name, in the form that was judged, with what was lent. Unfit: that cannot stand there."""
     expects = head.expects_continue and framing.kind != "none" and not websocket
-    fields = _sent_on(head.fields, head.options, websocket, expects)
-    return write_request(head.method, path.target.encode("ascii"), flow.authority, fields, framing)
+    if loan is None or loan.outline is None:
+        fields = _sent_on(head.fields, head.options, websocket, expects)
+        return write_request(head.method, path.target.encode("ascii"), flow.authority, fields, framing)
+    fields = _sent_on(left(head.fields, loan.outline), head.options, websocket, expects)
+    target, lent = loan.filled(head, flow, path)
+    return write_request(head.method, target, flow.authority, fields + written(lent), framing)
 
 
 @lru_cache(16)
@@ -116,14 +126,20 @@ def stream_request(head: StreamHead, *, ended: bool) -> RequestHead:
     return RequestHead(head.method, head.path, head.authority, head.fields, framing, frozenset(), bool(expects), None)
 
 
-def request_fields(flow: Flow, head: RequestHead, path: Path) -> list[Field]:
+def request_fields(flow: Flow, head: RequestHead, path: Path, loan: Loan | None = None) -> list[Field]:
     """The same in HTTP/2."""
+    said, target = head.fields, path.target.encode("ascii")
+    lent: tuple[Field, ...] = ()
+    if loan is not None and loan.outline is not None:
+        said = left(head.fields, loan.outline)
+        target, lent = loan.filled(head, flow, path)
     fields = [
         (b":method", head.method),
         (b":scheme", b"https"),
         (b":authority", flow.authority),
-        (b":path", path.target.encode("ascii")),
-        *[field for field in head.end_to_end() if not telling.is_dropped(field[0])],
+        (b":path", target),
+        *[field for field in request_end_to_end(said, head.options) if not telling.is_dropped(field[0])],
+        *lent,
     ]
     if head.framing.kind == "length":
         fields.append((b"content-length", b"%d" % (head.framing.length or 0)))
@@ -162,6 +178,7 @@ _PHRASES = {
     413: b"Content Too Large",
     417: b"Expectation Failed",
     421: b"Misdirected Request",
+    429: b"Too Many Requests",
     431: b"Request Header Fields Too Large",
     500: b"Internal Server Error",
     501: b"Not Implemented",

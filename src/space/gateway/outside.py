@@ -30,10 +30,14 @@ from space.core.wire import workertalk as talk
 from space.gateway import inner
 from space.gateway.budgets import Spending
 from space.gateway.judgement import query_keys
+from space.gateway.lending import Lender
+from space.gateway.loans import NONE
+from space.gateway.loans import Grants as Granted
 from space.gateway.records import Connected, NameDecided, Record, Repeated, Requested
 from space.gateway.surroundings import Dialled, DialRefused, Leaf, Limits, Ruling, Surroundings
 from space.model.errors import Unavailable
 from space.rpc.audit_client import RecordSocket
+from space.rpc.broker_api import Credential, Grants
 from space.rpc.broker_client import Signer
 from space.rpc.dialer_client import DialSocket
 from space.rpc.packets import Packets
@@ -42,6 +46,8 @@ log = logging.getLogger("space.gateway")
 
 MOST_ASKS = 32  # that wait for a person at a time
 _COUNT_SECONDS = 1.0
+_LEND_SECONDS = 30.0  # a token may have to be fetched first
+_MOST_ALARMS = 64
 NO_POLICY = Stack(())
 
 
@@ -68,6 +74,11 @@ class Outside:
         self._ask_rate = Bucket(2.0, 20)
         self._totals = dict.fromkeys(("connections", "requests", "denied", "names", "sent", "received"), 0)
         self._counting: asyncio.TimerHandle | None = None
+        self._granted: Granted = NONE
+        self._learnt = False  # whether the broker has told what there is
+        self._lender = Lender(self._lend, time.monotonic, _LEND_SECONDS)
+        self._alarms: dict[tuple[talk.Alarming, str, str], int] = {}
+        self._alarm_rate = Bucket(1.0, 10)
         self.ruling = Ruling(0, NO_POLICY)
         self.now: Callable[[], tuple[int, int]] = lambda: (0, 0)  # connections and upstreams
         self._zygote = Packets(zygote, self._heard, self._alone, descriptors=True, most=inner.MOST, burst=16)
@@ -84,6 +95,9 @@ class Outside:
             clock=time.monotonic,
             bundle=self._bundle,
             ask=self._ask,
+            grants=lambda: self._granted,
+            lender=self._lender,
+            alarm=self._alarm,
             spending=Spending(memory),
             limits=limits,
         )
@@ -110,7 +124,8 @@ class Outside:
         """That socket from now on; what waits for an answer over the earlier one fails."""
         earlier: Signer | RecordSocket | DialSocket | None
         if what == "signer":
-            earlier, self._signer = self._signer, Signer(sock, secrets.randbits(52))
+            earlier, self._signer = self._signer, Signer(sock, secrets.randbits(52), unasked=self._told_of)
+            self._learnt = False
         elif what == "audit":
             earlier, self._audit = self._audit, RecordSocket(sock)
         else:
@@ -121,7 +136,35 @@ class Outside:
     async def _leaf(self, name: str) -> Leaf:
         if self._signer is None:
             raise Unavailable("there is no broker")
-        return Leaf(*await self._signer.leaf(name))
+        signer = self._signer
+        if not self._learnt:  # nothing is spoken of with a guest before it is known what it may have
+            await signer.grants()
+            self._learnt = self._learnt or signer is self._signer
+        return Leaf(*await signer.leaf(name))
+
+    async def _lend(self, grant: str, host: str, port: int, method: str, path: str, request: str, approved: bool) -> Credential:
+        if self._signer is None:
+            raise Unavailable("there is no broker")
+        return await self._signer.credential(grant, host, port, method, path, request, approved=approved)
+
+    def _told_of(self, message: object) -> None:
+        """The broker says what the sandbox has from now on: what was lent of others is dropped, and what goes on with it ends."""
+        if not isinstance(message, Grants):
+            return
+        self._granted, self._learnt = Granted(message.grants), True
+        self._lender.forget({one.name: one for one in message.grants})
+        self._changed()
+
+    def _alarm(self, kind: talk.Alarming, grant: str, host: str) -> None:
+        """For the node; more than some a second are counted, and told with the next."""
+        key = kind, grant, host
+        self._alarms[key] = self._alarms.get(key, 0) + 1
+        if len(self._alarms) > _MOST_ALARMS:
+            self._alarms.pop(next(iter(self._alarms)))
+        if self._alarm_rate.take(time.monotonic()):
+            for (one, of, at), count in self._alarms.items():
+                self._say(talk.Alarm(kind=one, grant=of, host=at, count=count))
+            self._alarms.clear()
 
     def _record(self, record: Record) -> None:
         data = encode_record(record)

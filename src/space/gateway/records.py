@@ -38,8 +38,8 @@ class Recorder:
         self._counts[key] = self._counts.get(key, 0) + 1
 
     def told(self, record: NameDecided | Connected | Requested, now: float) -> None:
-        """One of them, a denial if it has a reason."""
-        if record.reason:
+        """One of them, a denial if it has a reason. What concerns a credential is never only counted."""
+        if record.reason and not (isinstance(record, Requested) and record.grant):
             self.denied(record, now)
         else:
             self.note(record)

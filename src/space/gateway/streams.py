@@ -19,6 +19,7 @@ from space.gateway.end import WINDOW, End, Outgoing
 from space.gateway.exchange import Exchange
 from space.gateway.judgement import REFUSAL_FIELDS, Refused, refusal_body
 from space.gateway.peer import Peer
+from space.gateway.preparing import recorded
 from space.gateway.shared import Shared, log
 from space.gateway.stage import Stage
 
@@ -181,7 +182,7 @@ class Streams(Stage):
             return
         del self._forwarded[far]
         if self._far is not None:
-            self._far.acknowledge(far, stream.down.size)
+            self._far.acknowledge(far, stream.down.size + stream.exchange.held)
             if code is not None:
                 self._far.reset(far, code)
             self._far.live.discard(far)
@@ -204,8 +205,7 @@ class Streams(Stage):
         self._leave()
 
     def _record(self, exchange: Exchange) -> None:
-        now = self.shared.clock()
-        self.shared.recorder.told(exchange.record(self.shared.around.sandbox, self.flow, self.address, now), now)
+        recorded(self.shared, self.flow, exchange, self.address)
 
     def _all_over(self, reason: str) -> None:
         streams, self._streams, self._queued = tuple(self._streams.values()), {}, []

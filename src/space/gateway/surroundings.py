@@ -14,7 +14,10 @@ from typing import Protocol
 
 from space.core.policy.synthetic import SyntheticAddresses
 from space.core.policy.verdict import Asked, Stack
+from space.core.wire.workertalk import Alarming
 from space.gateway.budgets import Spending
+from space.gateway.lending import Lender
+from space.gateway.loans import NONE, Grants
 from space.gateway.records import Record
 
 
@@ -103,6 +106,7 @@ class Surroundings:
 
     clock: seconds that only go forward. bundle: the text of the authorities that a rule names for its upstream (KeyError: none of that
     name), or for None the machine's own, where None means OpenSSL's. ask: what a person says; without one nobody agrees to anything.
+    grants: what the sandbox has now. lender: without one nothing is lent. alarm: by kind, grant and host.
     """
 
     sandbox: str
@@ -114,5 +118,8 @@ class Surroundings:
     clock: Callable[[], float]
     bundle: Callable[[str | None], str | None] = lambda _: None
     ask: Callable[[Asked], Awaitable[bool]] | None = None
+    grants: Callable[[], Grants] = lambda: NONE
+    lender: Lender | None = None
+    alarm: Callable[[Alarming, str, str], None] = lambda _kind, _grant, _host: None
     spending: Spending = field(default_factory=Spending)
     limits: Limits = field(default_factory=Limits)

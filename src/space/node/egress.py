@@ -293,6 +293,8 @@ class Egress:
         match said:
             case workertalk.Counted():
                 life.traffic.now = {name: getattr(said, name) for name in COUNTS}
+            case workertalk.Alarm():
+                log.warning("%s: %s of grant %r at %s, %d times", life.binding.who.sandbox, said.kind, said.grant, said.host, said.count)
             case workertalk.AskOver(ask=number):
                 if asks.pop(_name(number), None) is not None:
                     life.told.changed()

@@ -26,6 +26,11 @@ def usual(name: bytes) -> bytes:
     return name.replace(b"_", b"-")
 
 
+def bare(name: bytes) -> bytes:
+    """A name without anything between its words: as a slot's is told in whichever spelling."""
+    return name.replace(b"_", b"").replace(b"-", b"")
+
+
 def without(fields: Iterable[Field], drops: Callable[[bytes], bool]) -> tuple[Field, ...]:
     """Fields without those whose name, in its usual spelling, is to be dropped."""
     return tuple([field for field in fields if not drops(usual(field[0]))])

@@ -72,11 +72,10 @@ def needles(secret: bytes) -> tuple[Form, ...]:
 class Tripwire:
     """One stream of bytes: a body, or a head. echoes: how many were overwritten."""
 
-    __slots__ = ("_carry", "_forms", "_most", "echoes")
+    __slots__ = ("_carry", "echoes", "forms")
 
     def __init__(self, forms: tuple[Form, ...]) -> None:
-        self._forms = forms
-        self._most = max((form.longest for form in forms), default=1) - 1
+        self.forms = forms
         self._carry = b""
         self.echoes = 0
 
@@ -105,7 +104,7 @@ class Tripwire:
 
     def _overwritten(self, data: bytes) -> bytes:
         changed: bytearray | None = None
-        for form in self._forms:
+        for form in self.forms:
             if form.needs and form.needs not in data:
                 continue
             for anchor in form.anchors:
@@ -122,7 +121,7 @@ class Tripwire:
     def _beginning(self, data: bytes) -> int:
         """Where the first thing begins that may go on as an echo; the end where there is none."""
         first = len(data)
-        for form in self._forms:
+        for form in self.forms:
             start = max(0, len(data) - form.longest + 1)
             for found in form.begins.finditer(data, start, len(data)):
                 at = found.start()

@@ -6,7 +6,7 @@ A worker may be taken: whatever `from_worker` returns has bounded values of thes
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -55,6 +55,18 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     upstreams: _Number = 0
 
 
+Alarming = Literal["credential_echoed", "placeholder_misplaced"]
+
+
+class Alarm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="alarm"):
+    """Something that should not happen with a credential. host: of the request. count: how many since the last one of that kind."""
+
+    kind: Alarming
+    grant: Annotated[str, Meta(max_length=63)]
+    host: Annotated[str, Meta(max_length=253)]
+    count: Annotated[int, Meta(ge=1, le=(1 << 53) - 1)] = 1
+
+
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="answer"):
     """What a person says."""
 
@@ -62,7 +74,7 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="answe
     allow: bool
 
 
-Up = Ask | AskOver | Counted
+Up = Ask | AskOver | Counted | Alarm
 Down = Answer
 T = TypeVar("T")
 _UP: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
