@@ -47,28 +47,42 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+# Their names are here as well: whoever speaks this protocol knows one module.
+from space.rpc.asked import Asked as Asked
+from space.rpc.asked import Empty as Empty
+from space.rpc.asked import Target as Target
+from space.rpc.process_api import Attach as Attach
+from space.rpc.process_api import Attached as Attached
+from space.rpc.process_api import Eof as Eof
+from space.rpc.process_api import Exec as Exec
+from space.rpc.process_api import Exited as Exited
+from space.rpc.process_api import Gap as Gap
+from space.rpc.process_api import InputDone as InputDone
+from space.rpc.process_api import Lost as Lost
+from space.rpc.process_api import Paused as Paused
+from space.rpc.process_api import ProcessInfo as ProcessInfo
+from space.rpc.process_api import ProcessList as ProcessList
+from space.rpc.process_api import ProcessTarget as ProcessTarget
+from space.rpc.process_api import Resize as Resize
+from space.rpc.process_api import Signal as Signal
+from space.rpc.process_api import Started as Started
+from space.rpc.process_api import Window as Window
+from space.rpc.template_api import BuildStep as BuildStep
+from space.rpc.template_api import Exported as Exported
+from space.rpc.template_api import Prune as Prune
+from space.rpc.template_api import Pruned as Pruned
+from space.rpc.template_api import TemplateBuild as TemplateBuild
+from space.rpc.template_api import TemplateImport as TemplateImport
+from space.rpc.template_api import TemplateInfo as TemplateInfo
+from space.rpc.template_api import TemplateList as TemplateList
+from space.rpc.template_api import TemplateTarget as TemplateTarget
+from space.rpc.template_api import Tenant as Tenant
+
 MOST_POLICY = 8 << 20  # bytes of the document of a policy
 Digest = Annotated[str, Meta(pattern=r"\A([0-9a-f]{32})?\Z")]
 PolicyGeneration = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
 Chain = Literal["gateway", "dialer", "broker"]
 AlarmKind = Literal["tripwire", "rate", "revoked", "expired"]
-
-
-class Empty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No arguments."""
-
-
-class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What all requests about a sandbox hold. request_id: of the API request that this is done for, for the node's log; or empty."""
-
-    request_id: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{0,64}\Z")] = ""
-
-
-class Target(Asked, frozen=True, forbid_unknown_fields=True):
-    """One sandbox. generation: which life of it, 0 for the current one."""
-
-    sandbox: str
-    generation: int = 0
 
 
 class Create(Asked, frozen=True, forbid_unknown_fields=True):
@@ -91,8 +105,8 @@ class Create(Asked, frozen=True, forbid_unknown_fields=True):
     policy: Digest = ""
     policy_generation: PolicyGeneration = 0
     digest: str = ""
-    labels: dict[str, str] = {}
-    grants: Annotated[list[str], Meta(max_length=64)] = []
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    grants: Annotated[list[str], Meta(max_length=64)] = msgspec.field(default_factory=list)
 
 
 class PolicyPut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -128,63 +142,6 @@ class EgressAnswer(Asked, frozen=True, forbid_unknown_fields=True):
     allow: bool
 
 
-class Window(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The size of a terminal, in lines and columns."""
-
-    rows: int
-    cols: int
-
-
-class Exec(Asked, frozen=True, forbid_unknown_fields=True):
-    """Run a process. stdin: whether it has one that control may write to.
-
-    process: its id (`pr-...`), chosen by control; empty: the node chooses. named: the API's client chose it, and may ask again after a
-    lost answer: the same start in the background answers the first process (Conflict when it is another, or attached, or when that
-    process was forgotten since), and a start goes on without whoever asked. pty: a terminal, which needs stdin. attach: the answer goes
-    on with the output, and control's CLOSE is the end of stdin; else the stream ends when it runs. kill_on_disconnect: whether an
-    attached stream that ends before the process kills it. overflow: what happens when the spool holds `spool_bytes` (0: the node's
-    setting) of output: `block` holds the process back while somebody is attached who has not read it, `drop_oldest` never does.
-    """
-
-    sandbox: str
-    argv: list[str]
-    cwd: str | None = None
-    env: dict[str, str] = {}
-    user: str | None = None
-    timeout_ms: int | None = None
-    stdin: bool = False
-    process: str = ""
-    named: bool = False
-    pty: Window | None = None
-    attach: bool = True
-    kill_on_disconnect: bool = True
-    overflow: Literal["block", "drop_oldest"] = "block"
-    spool_bytes: int = 0
-
-
-class ProcessTarget(Asked, frozen=True, forbid_unknown_fields=True):
-    """One process of a sandbox."""
-
-    sandbox: str
-    process: str
-
-
-class Attach(Asked, frozen=True, forbid_unknown_fields=True):
-    """Read a process's output, from offsets on: None from the oldest byte that is kept, negative that many bytes from the end.
-
-    Offsets beyond what was produced are InvalidArgument; before the oldest byte kept, a Gap says what is missing. follow: until it ends;
-    else the answer ends with Paused when it still runs. input: as in `input`. kill_on_disconnect: whether the end of this stream kills it.
-    """
-
-    sandbox: str
-    process: str
-    stdout: int | None = None
-    stderr: int | None = None
-    follow: bool = True
-    input: bool = False
-    kill_on_disconnect: bool = False
-
-
 class History(Asked, frozen=True, forbid_unknown_fields=True):
     """A sandbox's figures over time, newer than since_us (microseconds since 1970)."""
 
@@ -197,102 +154,6 @@ class Forward(Asked, frozen=True, forbid_unknown_fields=True):
 
     sandbox: str
     request: bytes
-
-
-class Tenant(Asked, frozen=True, forbid_unknown_fields=True):
-    """One tenant's."""
-
-    tenant: str
-
-
-class TemplateTarget(Asked, frozen=True, forbid_unknown_fields=True):
-    """One template of a tenant. force: also while sandboxes of it are there (template_drop)."""
-
-    tenant: str
-    digest: str
-    force: bool = False
-
-
-class TemplateBuild(Asked, frozen=True, forbid_unknown_fields=True):
-    """Build a template. base: digest of the tenant's template that the recipe stands on; empty for a shipped one.
-
-    inputs: digest of what came, by its path in the recipe. downloads: digest of all that was fetched for it, or empty.
-    name: instead of the recipe's.
-    """
-
-    tenant: str
-    recipe: str
-    base: str = ""
-    inputs: dict[str, str] = {}
-    downloads: str = ""
-    name: str = ""
-
-
-class BuildStep(msgspec.Struct, frozen=True, tag_field="t", tag="step"):
-    """A step of a build. number: from 1 of `of`. state: cached, begun or done. took_ms: of one that is done."""
-
-    number: int
-    of: int
-    title: str
-    state: Literal["cached", "begun", "done"]
-    took_ms: int = 0
-
-
-class TemplateInfo(msgspec.Struct, frozen=True, tag_field="t", tag="template"):
-    """A template. tenant: empty for a shipped one. disk_mib: its disk's size; used_mib: what is written of it. problem: of using it."""
-
-    digest: str
-    name: str
-    tenant: str
-    disk_mib: int
-    used_mib: int
-    created_us: int
-    source: str
-    parent: str
-    env: dict[str, str]
-    user: str
-    cwd: str
-    start: list[str]
-    ready: list[str]
-    hooks: list[str]
-    kernel_release: str
-    problem: str = ""
-
-
-class TemplateImport(Asked, frozen=True, forbid_unknown_fields=True):
-    """A file becomes a template of the tenant's. name: instead of the file's. most_mib: how large its disk may be."""
-
-    tenant: str
-    name: str = ""
-    most_mib: Annotated[int, Meta(ge=0, le=1 << 20)] = 1 << 20
-
-
-class Exported(msgspec.Struct, frozen=True, tag_field="t", tag="exported"):
-    """All of it was sent. content: SHA-256 of the disk's blocks. bytes, crc32: of what was sent."""
-
-    content: str
-    bytes: int
-    crc32: int
-
-
-class TemplateList(msgspec.Struct, frozen=True, tag_field="t", tag="templates"):
-    """Some of them."""
-
-    templates: list[TemplateInfo]
-
-
-class Prune(Asked, frozen=True, forbid_unknown_fields=True):
-    """Drop what builds keep to be faster. keep_seconds: what was used since then stays. dry_run: only say what would go."""
-
-    keep_seconds: int = 0
-    dry_run: bool = False
-
-
-class Pruned(msgspec.Struct, frozen=True, tag_field="t", tag="pruned"):
-    """steps: digests, least recently used first. freed_bytes: an estimate; disks share blocks."""
-
-    steps: list[str]
-    freed_bytes: int
 
 
 class Tree(Asked, frozen=True, forbid_unknown_fields=True):
@@ -427,102 +288,6 @@ class NodeInfo(msgspec.Struct, frozen=True, tag_field="t", tag="info"):
     ahead: int = 0
 
 
-class Started(msgspec.Struct, frozen=True, tag_field="t", tag="started"):
-    """The process runs. process: its id."""
-
-    pid: int
-    process: str = ""
-
-
-class ProcessInfo(msgspec.Struct, frozen=True, tag_field="t", tag="process"):
-    """A process. state: `running`, `exited`, or `lost` (its sandbox ended first, see reason). stdin: `none`, `open` or `closed`.
-
-    stdout_bytes, stderr_bytes: produced so far; *_first: the oldest byte that is kept. Of a terminal all output is stdout.
-    """
-
-    process: str
-    sandbox: str
-    pid: int
-    argv: list[str]
-    cwd: str | None
-    user: str | None
-    pty: bool
-    state: Literal["running", "exited", "lost"]
-    started_us: int
-    ended_us: int | None
-    stdout_bytes: int
-    stderr_bytes: int
-    stdout_first: int
-    stderr_first: int
-    stdin: Literal["none", "open", "closed"]
-    stdin_bytes: int
-    code: int | None = None
-    signal: int | None = None
-    oom_killed: bool = False
-    timed_out: bool = False
-    wall_ms: int | None = None
-    reason: str | None = None
-
-
-class ProcessList(msgspec.Struct, frozen=True, tag_field="t", tag="processes"):
-    """Some of a sandbox's processes."""
-
-    processes: list[ProcessInfo]
-
-
-class Attached(msgspec.Struct, frozen=True, tag_field="t", tag="attached"):
-    """The process as it is now, and where the output begins."""
-
-    info: ProcessInfo
-    stdout: int
-    stderr: int
-
-
-class Gap(msgspec.Struct, frozen=True, tag_field="t", tag="gap"):
-    """Output that is kept no longer. lane: 0 stdout, 1 stderr. offset: of the first byte that is missing. bytes: how many are."""
-
-    lane: int
-    offset: int
-    bytes: int
-
-
-class Paused(msgspec.Struct, frozen=True, tag_field="t", tag="paused"):
-    """That is all so far; the process runs on. stdout, stderr: the offsets to ask from."""
-
-    stdout: int
-    stderr: int
-
-
-class Lost(msgspec.Struct, frozen=True, tag_field="t", tag="lost"):
-    """The process's sandbox ended before it did: nobody knows how it would have ended."""
-
-    reason: str
-
-
-class Eof(msgspec.Struct, frozen=True, tag_field="t", tag="eof"):
-    """From control: the end of stdin."""
-
-
-class Resize(msgspec.Struct, frozen=True, tag_field="t", tag="resize"):
-    """From control: the terminal has this size now."""
-
-    rows: int
-    cols: int
-
-
-class Signal(msgspec.Struct, frozen=True, tag_field="t", tag="signal"):
-    """From control: a signal to the process's group, or with all to everything that it started."""
-
-    signal: int
-    all: bool = False
-
-
-class InputDone(msgspec.Struct, frozen=True, tag_field="t", tag="input"):
-    """Everything went to the process. stdin_bytes: taken so far, over its whole life."""
-
-    stdin_bytes: int
-
-
 class Sample(msgspec.Struct, frozen=True):
     """A sandbox's figures at one time (microseconds since 1970); fields as in Metrics."""
 
@@ -543,18 +308,6 @@ class MetricsHistory(msgspec.Struct, frozen=True, tag_field="t", tag="history"):
 
     interval_ms: int
     samples: list[Sample]
-
-
-class Exited(msgspec.Struct, frozen=True, tag_field="t", tag="exited"):
-    """The process ended. stdout_bytes, stderr_bytes: all that it wrote."""
-
-    code: int | None
-    signal: int | None
-    oom_killed: bool
-    timed_out: bool
-    stdout_bytes: int
-    stderr_bytes: int
-    wall_ms: int
 
 
 class TreeDone(msgspec.Struct, frozen=True, tag_field="t", tag="tree"):
