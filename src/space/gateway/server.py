@@ -71,11 +71,11 @@ class Forker:
             workerprocess.become(start, self._pid)
         return pid
 
-    def kill(self, bound: Bound, pidfd: int) -> None:
-        """SIGKILL."""
+    def signal(self, bound: Bound, pidfd: int, number: int) -> None:
+        """As the worker's uid, who alone may."""
         os.setresuid(-1, self._instance.worker_uid(bound.slot), -1)
         try:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(pidfd, number)
         except ProcessLookupError:
             pass
         finally:

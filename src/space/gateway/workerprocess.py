@@ -39,6 +39,7 @@ log = logging.getLogger("space.gateway")
 IDLE_SECONDS = 30.0
 OPEN_FILES = 2048  # connections and their upstreams, and some
 DATA_BYTES = 320 << 20  # private memory, the zygote's share of it included; its cgroup holds it shorter
+_LEAVING = 0.16  # less than the zygote waits
 _ACCEPTS = 16  # at a wake-up
 _BREATH = 0.1  # before accepting again where there is no room for a descriptor
 
@@ -173,6 +174,7 @@ class Served:
         await serve_udp(answering, socket.socket(fileno=self._start.dns))
         dns_tcp = socket.socket(fileno=self._start.dns_tcp)
         self._dns_tcp = await serve_tcp(answering, dns_tcp, self.worker.shared.around)
+        self._loop.add_signal_handler(signal.SIGTERM, self._end)
         self._listener.setblocking(False)
         self._loop.add_reader(self._listener, self._accept)
         self._loop.call_later(IDLE_SECONDS / 6, self._look)
@@ -207,7 +209,18 @@ class Served:
         if time.monotonic() - self._last < IDLE_SECONDS:
             self._loop.call_later(IDLE_SECONDS / 6, self._look)
             return
+        self._end()
+
+    def _end(self) -> None:
+        """Nothing is under way, or we were asked to: what was is cut, and told."""
         self.worker.close()
+        self._leave(time.monotonic() + _LEAVING)
+
+    def _leave(self, latest: float) -> None:
+        """Once every connection has told how it ended, which takes a turn or two of the loop."""
+        if len(self.worker) and time.monotonic() < latest:
+            self._loop.call_later(_LEAVING / 32, self._leave, latest)
+            return
         self.outside.flush()
         os._exit(0)
 

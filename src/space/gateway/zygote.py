@@ -2,7 +2,8 @@
 
 One thread, one plain epoll, no event loop, no secret. Of a guest it sees that something waits, and never a byte of it; what a worker
 says is counted, cut and passed on. Whoever does not take what it is told is hung up on, if it is the node, or killed, if it is a worker:
-it is forked again. Nothing is waited for here but in the one poll.
+it is forked again. A worker that is to end with its sandbox, or with us, is asked to tell what it was about, and killed if it does not
+in time. Nothing is waited for here but in the one poll.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from space.rpc.packets import receive_with
 log = logging.getLogger("space.gateway")
 
 APPLY_SECONDS = 1.0
+STOP_SECONDS = 0.25
 MOST_PEERS = 16
 _BURST = 64  # messages of one socket at a wake-up
 _UP_RATE, _UP_BURST = 100.0, 400.0  # messages a second of one worker; one that says more waits
@@ -45,8 +47,8 @@ class Starter(Protocol):
     def start(self, bound: Bound, channel: int) -> int:
         """Fork a worker whose end of the socket to us is `channel`; its pid. OSError."""
 
-    def kill(self, bound: Bound, pidfd: int) -> None:
-        """Send SIGKILL; the pidfd says when it is dead."""
+    def signal(self, bound: Bound, pidfd: int, number: int) -> None:
+        """Send SIGTERM, at which a worker tells what it was about and ends, or SIGKILL; the pidfd says when it is dead."""
 
 
 class Zygote:
@@ -72,10 +74,21 @@ class Zygote:
 
     # -- the loop ------------------------------------------------------------------------------------------------
     def run(self, wake: int) -> None:
-        """Until a byte comes on `wake`. Workers die with this process."""
+        """Until a byte comes on `wake`. Workers end with this process."""
         self._watch(wake, self._stop)
         while not self._stopped:
             self.step()
+        self._part()
+
+    def _part(self) -> None:
+        """Let workers tell what they were about; those that do not in time end with us."""
+        deadline = self._clock() + STOP_SECONDS
+        living = [bound for bound in self._bound.values() if bound.worker is not None]
+        for bound in living:
+            assert bound.worker is not None
+            self._starter.signal(bound, bound.worker.pidfd, signal.SIGTERM)
+        while any(bound.worker is not None for bound in living) and self._clock() < deadline:
+            self.step(0.05)
 
     def step(self, longest: float | None = None) -> None:
         """Wait for what comes next, and do it."""
@@ -260,10 +273,17 @@ class Zygote:
     def _end(self, bound: Bound, then: Callable[[], None]) -> None:
         bound.ending = True
         bound.after.append(then)
-        if bound.worker is not None:
-            self._kill(bound, "asked to")
-        else:
+        worker = bound.worker
+        if worker is None:
             self._gone(bound)
+        elif not worker.asked:
+            worker.asked = "asked to"
+            self._starter.signal(bound, worker.pidfd, signal.SIGTERM)
+            self._at(self._clock() + STOP_SECONDS, partial(self._overdue, bound, worker))
+
+    def _overdue(self, bound: Bound, worker: Living) -> None:
+        if bound.worker is worker:
+            self._starter.signal(bound, worker.pidfd, signal.SIGKILL)
 
     def _gone(self, bound: Bound) -> None:
         """It has no worker (any more), and nobody wants it."""
@@ -330,7 +350,7 @@ class Zygote:
     # -- workers -------------------------------------------------------------------------------------------------
     def _came(self, bound: Bound) -> None:
         """Something waits at a listener. While a worker lives they are its own to watch."""
-        if bound.worker is not None or bound.ending:
+        if bound.worker is not None or bound.ending or self._stopped:
             return
         now = self._clock()
         if now < bound.rest:
@@ -371,7 +391,7 @@ class Zygote:
         assert worker is not None
         if not worker.asked:
             worker.asked = why
-            self._starter.kill(bound, worker.pidfd)
+            self._starter.signal(bound, worker.pidfd, signal.SIGKILL)
 
     def _heard(self, bound: Bound, worker: Living) -> None:
         now = self._clock()

@@ -38,6 +38,8 @@ class Sleepers:
         self.channels: list[socket.socket] = []
         self.pids: list[int] = []
         self.policies: list[int] = []
+        self.signals: list[int] = []
+        self.ignored: set[int] = set()
 
     def start(self, bound: Bound, channel: int) -> int:
         self.tried += 1
@@ -49,8 +51,10 @@ class Sleepers:
         self.pids.append(os.posix_spawn("/bin/sleep", ["sleep", "60"], {}))
         return self.pids[-1]
 
-    def kill(self, _: Bound, pidfd: int) -> None:
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    def signal(self, _: Bound, pidfd: int, number: int) -> None:
+        self.signals.append(number)
+        if number not in self.ignored:
+            signal.pidfd_send_signal(pidfd, number)
 
 
 class Lab:
