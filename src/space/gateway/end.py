@@ -68,6 +68,11 @@ class Outgoing:
             self.pieces.append(data)
             self.size += len(data)
 
+    def replace(self, pieces: list[bytes]) -> None:
+        """These instead of what waits."""
+        self.pieces = deque(pieces)
+        self.size = sum(map(len, pieces))
+
     @property
     def waiting(self) -> bool:
         return not self.done and (bool(self.pieces) or self.ended)

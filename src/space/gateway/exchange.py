@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import lru_cache
 
 from space.core.credentials.tripwire import Tripwire, overwritten
@@ -132,6 +133,35 @@ class Exchange:
         data, echoes = overwritten(wire.forms, data)
         wire.echoes += echoes
         return data
+
+    @property
+    def collects(self) -> bool:
+        """Whether its body is needed whole before its head can be signed, and is not there yet."""
+        return self.loan is not None and self.loan.collects and not self.loan.digest
+
+    def collected(self) -> None:
+        """All of it is in `pieces`."""
+        assert self.loan is not None
+        digest = hashlib.sha256()
+        for piece in self.pieces:
+            digest.update(piece)
+        self.loan.digest = digest.hexdigest().encode()
+
+    def upward(self, pieces: list[bytes]) -> list[bytes]:
+        """A body's next pieces as they are sent on: the same, or signed anew. Unsignable."""
+        chunks = None if self.loan is None else self.loan.chunks
+        if chunks is None or not pieces:
+            return pieces
+        data = chunks.receive(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        return [data] if data else []
+
+    def let_go(self) -> int:
+        """Bytes of the guest's that wait to be signed, and will not be."""
+        chunks = None if self.loan is None else self.loan.chunks
+        if self.loan is None or chunks is None:
+            return 0
+        self.loan.chunks = None
+        return chunks.held
 
     def marked(self, pieces: list[bytes]) -> bool:
         """Whether a placeholder is in the guest's body, these pieces of it being the next ones."""

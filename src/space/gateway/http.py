@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from space.core.credentials.sigv4 import MOST_BODY, Unsignable
 from space.core.credentials.slots import Unfit
 from space.core.policy.agreement import Flow
 from space.core.policy.verdict import Allow, Deny, Stack
@@ -64,6 +65,8 @@ class HttpSession(Stage):
             self._frames(exchange, exchange.tunnel[0], data, sent=True)
         elif exchange.forwarded and not exchange.body.ended:
             self._body(exchange, data)
+        elif exchange.collects and not exchange.body.ended:
+            self._collect(exchange, data)
         else:
             self._held += data
             self.guest.hold(Peer.QUEUE)
@@ -123,11 +126,33 @@ class HttpSession(Stage):
                 return
         if self._held:
             self.guest.hold(Peer.QUEUE)
+        if exchange.collects and not exchange.body.ended:
+            return
+        self._go(exchange)
+
+    def _go(self, exchange: Exchange) -> None:
+        if exchange.collects:
+            exchange.collected()
         if self.upstream is None or not ready(self.shared, exchange):
             self.start(self._prepare(exchange))
         else:
             exchange.reused = True
             self._forward(exchange, self.upstream)
+
+    def _collect(self, exchange: Exchange, data: bytes) -> None:
+        """More of a body that has to be there whole."""
+        try:
+            exchange.pieces += (pieces := exchange.body.receive(data))
+        except BadBody as bad:
+            self._answer(exchange, Refused(bad.status, bad.reason, close=True, error="bad_request"))
+            return
+        if exchange.marked(pieces):
+            self._answer(exchange, _MISPLACED)
+        elif sum(map(len, exchange.pieces)) > MOST_BODY:
+            self._answer(exchange, Refused(413, "sigv4_body", close=True, error="bad_request"))
+        elif exchange.body.ended:
+            self._held = exchange.body.rest
+            self._go(exchange)
 
     def _body(self, exchange: Exchange, data: bytes) -> None:
         try:
@@ -138,7 +163,11 @@ class HttpSession(Stage):
         if exchange.marked(pieces):
             self._answer(exchange, _MISPLACED)
             return
-        out = framed(pieces, exchange.head.framing, ended=exchange.body.ended)
+        try:
+            out = framed(exchange.upward(pieces), exchange.head.framing, ended=exchange.body.ended)
+        except Unsignable as refused:
+            self._answer(exchange, Refused(400, refused.reason, close=True, error="bad_request"))
+            return
         if exchange.body.rest:
             self._held = exchange.body.rest
             self.guest.hold(Peer.QUEUE)
@@ -178,8 +207,12 @@ class HttpSession(Stage):
             if exchange.asks or exchange.lacks:  # judged again meanwhile, it is another's
                 raise Unfit("nothing was lent for it")
             out = request_bytes(self.flow, head, asked.path, head.framing, websocket=exchange.accept is not None, loan=exchange.loan)
+            exchange.pieces = exchange.upward(exchange.pieces)
         except Unfit:
             self._answer(exchange, Refused(503, "credential_unavailable"))
+            return
+        except Unsignable as refused:
+            self._answer(exchange, Refused(400, refused.reason, close=True, error="bad_request"))
             return
         exchange.forwarded = True
         exchange.wire = None if exchange.loan is None else exchange.loan.wire()

@@ -29,6 +29,7 @@ from h2.events import (
     WindowUpdated,
 )
 
+from space.core.credentials.sigv4 import Unsignable
 from space.core.credentials.slots import Unfit
 from space.core.policy.agreement import Flow
 from space.core.policy.verdict import Deny, Stack
@@ -36,7 +37,7 @@ from space.core.wire import http2frames as wire
 from space.core.wire.http1 import NO_BODY, BadHead, Field, RequestHead
 from space.core.wire.http2 import Flood, check_trailers, request_head
 from space.core.wire.http2frames import BadFrames
-from space.gateway.end import End, Goaway
+from space.gateway.end import WINDOW, End, Goaway
 from space.gateway.exchange import Exchange
 from space.gateway.judgement import Refused, judge, request_fields, stream_request
 from space.gateway.peer import Peer
@@ -45,6 +46,7 @@ from space.gateway.replies import Replies
 from space.gateway.shared import Shared, UpstreamFailed
 from space.gateway.streams import Stream, size_of
 
+_MOST_COLLECTED = WINDOW - 2 * wire.MOST_FRAME  # of a body that is needed whole: its window stays shut until then
 _UNREADABLE = RequestHead(b"", b"", b"", (), NO_BODY, frozenset(), False, None)
 
 
@@ -173,6 +175,10 @@ class Http2Session(Replies):
         stream.exchange.admit(judged)
         if not ended:
             watched(self.shared, stream.exchange)
+        if not stream.exchange.collects:
+            self._go(stream)
+
+    def _go(self, stream: Stream) -> None:
         if not ready(self.shared, stream.exchange):
             self._spawn(stream, self._ask(stream))
         else:
@@ -193,7 +199,14 @@ class Http2Session(Replies):
         if not self._charged(stream, sent=len(data)):
             self._near.acknowledge(near, len(data))
             return
-        stream.up.put(data)
+        try:
+            stream.up.put(b"".join(stream.exchange.upward([data])) if stream.exchange.forwarded else data)
+        except Unsignable as refused:
+            self._answer(stream, Refused(400, refused.reason, error="bad_request"))
+            return
+        if stream.exchange.collects and stream.up.size > _MOST_COLLECTED:
+            self._answer(stream, Refused(413, "sigv4_body", error="bad_request"))
+            return
         if event.stream_ended is not None:
             stream.heard = stream.up.ended = True
         self._push_up(stream)
@@ -212,7 +225,11 @@ class Http2Session(Replies):
         if stream is None:
             return
         stream.heard = stream.up.ended = True
-        if stream.down.done:
+        if stream.exchange.collects and not stream.deaf:
+            stream.exchange.pieces = [*stream.up.pieces]
+            stream.exchange.collected()
+            self._go(stream)
+        elif stream.down.done:
             self._over(stream, "")
         else:
             self._push_up(stream)
@@ -301,8 +318,13 @@ class Http2Session(Replies):
             if exchange.asks or exchange.lacks:  # judged again meanwhile, it is another's
                 raise Unfit("nothing was lent for it")
             fields = request_fields(self.flow, exchange.head, exchange.asked.path, exchange.loan)
+            if exchange.loan is not None and exchange.loan.chunks is not None:
+                stream.up.replace(exchange.upward([*stream.up.pieces]))
         except Unfit:
             self._answer(stream, Refused(503, "credential_unavailable"))
+            return
+        except Unsignable as refused:
+            self._answer(stream, Refused(400, refused.reason, error="bad_request"))
             return
         exchange.forwarded = True
         exchange.wire = None if exchange.loan is None else exchange.loan.wire()

@@ -89,6 +89,8 @@ def judge(flow: Flow, stack: Stack, head: RequestHead, grants: Grants = NONE) ->
     loan = grants.chosen(asked, verdict, head.fields)
     if grants.places and (grant := grants.misplaced(loan, head.fields, path)) is not None:
         return Refused(403, "placeholder_misplaced", rule, close=True, asked=asked, grant=grant)
+    if loan is not None and (why := loan.unsignable(head, path)) is not None:
+        return Refused(400, why, rule, error="bad_request", asked=asked, grant=loan.grant)
     return Admitted(asked, verdict, budgets_of(stack, asked, verdict), accept, loan)
 
 

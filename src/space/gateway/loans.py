@@ -11,18 +11,20 @@ further: it is another one's key, by which data could leave in a request that lo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import assert_never
 
-from space.core.credentials import placeholders, slots
+from space.core.credentials import placeholders, sigv4, slots
 from space.core.credentials.grant import Basic, Header, Outline, Placeholder, Query, Sigv4, Slot
 from space.core.credentials.placeholders import Places
+from space.core.credentials.sigv4 import Chunks
 from space.core.credentials.tripwire import Form, Tripwire
 from space.core.policy.agreement import Flow
 from space.core.policy.paths import Path
 from space.core.policy.verdict import Allow, Asked
-from space.core.wire.http1 import Field, RequestHead
+from space.core.wire.http1 import Field, RequestHead, request_end_to_end
 from space.gateway import telling
 
 # A reply in pieces, or packed, could not be searched.
@@ -43,14 +45,18 @@ class Lease:
 class Loan:
     """Of one request. outline: None where a rule names a grant that the sandbox does not have for it: the broker says why.
 
-    wanted: whether anything is to be put in (a placeholder has to be there). lease: once it was lent.
+    wanted: whether anything is to be put in (a placeholder has to be there). lease: once it was lent. Of a request that is signed:
+    collects: its body is needed whole first, for its digest; chunks: its body goes through these.
     """
 
-    __slots__ = ("grant", "lease", "outline", "wanted")
+    __slots__ = ("chunks", "collects", "digest", "grant", "lease", "outline", "wanted")
 
     def __init__(self, grant: str, outline: Outline | None, *, wanted: bool) -> None:
         self.grant, self.outline, self.wanted = grant, outline, wanted
         self.lease: Lease | None = None
+        self.collects = False
+        self.digest = b""
+        self.chunks: Chunks | None = None
 
     @property
     def lacks(self) -> bool:
@@ -59,7 +65,37 @@ class Loan:
 
     def filled(self, head: RequestHead, flow: Flow, path: Path) -> tuple[bytes, tuple[Field, ...]]:
         """The target as it is sent on, and what stands in the head besides what is `left` of the guest's. Unfit."""
+        if self.lease is not None and isinstance(self.lease.slot, Sigv4):
+            return self._signed(head, flow, path, self.lease, self.lease.slot)
         return self._target(path), self._put_in(head.fields)
+
+    def unsignable(self, head: RequestHead, path: Path) -> str | None:
+        """Why it cannot be signed, where it has to be."""
+        if self.outline is None or not isinstance(self.outline.slot, Sigv4):
+            return None
+        try:
+            kind, _ = sigv4.payload(head.fields, self.outline.slot.service, body=head.framing.kind != "none")
+            sigv4.check(path.text, path.query)
+        except sigv4.Unsignable as refused:
+            return refused.reason
+        self.collects = kind == "digest"
+        return None
+
+    def _signed(self, head: RequestHead, flow: Flow, path: Path, lease: Lease, slot: Sigv4) -> tuple[bytes, tuple[Field, ...]]:
+        assert self.outline is not None
+        fields = request_end_to_end(left(head.fields, self.outline), head.options)
+        query = None if path.query is None else query_left(path.query, self.outline)
+        key = sigv4.Key(lease.more.get("access_key_id", b""), lease.value, lease.more.get("session_token", b""))
+        try:
+            kind, digest = sigv4.payload(head.fields, slot.service, body=head.framing.kind != "none")
+            digest = self.digest if kind == "digest" else digest
+            if not digest:
+                raise slots.Unfit("nobody made the digest of its body")
+            signed = sigv4.sign(head.method, flow.authority, path.text, query, fields, digest, key, slot.service, slot.region, time.time())
+        except sigv4.Unsignable as refused:
+            raise slots.Unfit(str(refused)) from None
+        self.chunks = sigv4.Chunks(signed) if kind == "chunks" else None
+        return signed.target, signed.fields
 
     def _put_in(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
         lease, outline = self.lease, self.outline
@@ -179,9 +215,11 @@ def left(fields: tuple[Field, ...], outline: Outline) -> tuple[Field, ...]:
 def _left(fields: tuple[Field, ...], slot: Slot, keep: tuple[str, ...]) -> tuple[Field, ...]:
     name, kept = _place(slot), frozenset(keep)
 
+    anew = sigv4.ANEW if isinstance(slot, Sigv4) else frozenset()
+
     def drops(usual: bytes) -> bool:
         text = usual.decode("ascii")
-        return slots.bare(usual) == name or usual in _UNSEARCHED or (text not in kept and telling.is_credential(text))
+        return slots.bare(usual) == name or usual in _UNSEARCHED or usual in anew or (text not in kept and telling.is_credential(text))
 
     return (*slots.without(fields, drops), _PLAIN)
 

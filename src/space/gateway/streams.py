@@ -168,7 +168,7 @@ class Streams(Stage):
 
     def _deafen(self, stream: Stream) -> None:
         stream.deaf = True
-        self._near.acknowledge(stream.near, stream.up.size)
+        self._near.acknowledge(stream.near, stream.up.size + stream.exchange.let_go())
         stream.up = Outgoing()
         if stream.down.done and not stream.heard:
             self._told(stream)
@@ -195,7 +195,7 @@ class Streams(Stage):
             stream.task.cancel()
         if code is not None:
             self._near.reset(stream.near, code)
-        self._near.acknowledge(stream.near, stream.up.size)
+        self._near.acknowledge(stream.near, stream.up.size + stream.exchange.let_go())
         self._near.live.discard(stream.near)
         whole = stream.up.done and stream.down.ended
         self._let_go(stream, code=None if whole else wire.CANCEL)

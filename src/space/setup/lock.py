@@ -13,7 +13,7 @@ from pathlib import Path
 
 from space.setup import command
 
-DEVELOPMENT = ("pytest", "pytest-xdist", "pytest-timeout", "hypothesis", "ruff", "mypy", "import-linter", "hatchling", "schemathesis")
+DEVELOPMENT = ("pytest", "pytest-xdist", "pytest-timeout", "hypothesis", "ruff", "mypy", "import-linter", "hatchling", "schemathesis", "botocore")
 
 
 def main() -> None:
