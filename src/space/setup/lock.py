@@ -13,7 +13,18 @@ from pathlib import Path
 
 from space.setup import command
 
-DEVELOPMENT = ("pytest", "pytest-xdist", "pytest-timeout", "hypothesis", "ruff", "mypy", "import-linter", "hatchling", "schemathesis", "botocore")
+DEVELOPMENT = (
+    "pytest",
+    "pytest-xdist",
+    "pytest-timeout",
+    "hypothesis",
+    "ruff",
+    "mypy",
+    "import-linter",
+    "hatchling",
+    "schemathesis",
+    "botocore",
+)
 
 
 def main() -> None:
