@@ -22,6 +22,7 @@ _REQUESTS, _LIMITS, _DNSSERVER = (
 )
 _DIAL, _CONNECT, _RESOLVE = "tests/unit/dialer/test_dial.py", "tests/unit/dialer/test_connect.py", "tests/unit/dialer/test_resolve.py"
 _ZYGOTE, _FILTERS = "tests/unit/gateway/test_zygote.py", "tests/unit/gateway/test_filters.py"
+_GRANT, _LENT = "tests/unit/credentials/test_grant.py", "tests/unit/broker/test_credentials.py"
 _SESSIONS = "tests/unit/gateway/test_sessions.py"
 _POLICY_CHANGES, _FAULTS = "tests/unit/gateway/test_policy_changes.py", "tests/unit/gateway/test_faults.py"
 
@@ -54,6 +55,32 @@ def _of(defence: str, module: str, *rows: tuple[str, str, str, str], quick: tupl
 
 
 MUTATIONS: tuple[Mutation, ...] = (
+    *_of(
+        "whose a grant is and what it permits",
+        "core.credentials.grant",
+        ("grant-of-any-tenant", "    if tenant != life.tenant:", "    if False:", _GRANT),
+        ("grant-for-forks", "    if life.forked and not grant.forks:", "    if False:", f"{_GRANT} {_LENT}"),
+        ("grant-for-ever", "    return end is None or now >= end", "    return False", f"{_GRANT} {_LENT}"),
+        ("grant-to-any-host", "    if host != asked_host or port != asked_port or method in _NEVER:", "    if False:", f"{_GRANT} {_LENT}"),
+        ("grant-in-one-reading", "    return all(any(pattern.matches(", "    return any(any(pattern.matches(", _GRANT),
+        quick=("grant-to-any-host",),
+    ),
+    *_of(
+        "a credential is lent after it was judged, counted and written down",
+        "broker.leases",
+        (
+            "lent-unwritten",
+            "        await self._record(bound, asked, secret=grant.secret, version=version, uses=uses)",
+            "        pass",
+            _LENT,
+        ),
+        ("lent-although-revoked", "        if held.revoked:", "        if False:", _LENT),
+        ("lent-although-revoked-meanwhile", "        self._judged(bound, asked, counted=True)", "        pass", _LENT),
+        ("lent-beyond-the-rate", "        if not bucket.take(self._clock()):", "        if False:", _LENT),
+        ("lent-beyond-its-uses", "        if grant.uses is not None and not self._grants.use(held):", "        if False:", _LENT),
+        ("lent-without-approval", "        if grant.approval and not asked.approved:", "        if False:", _LENT),
+        quick=("lent-unwritten",),
+    ),
     *_of(
         "sessions of upstreams resume for what they were verified for",
         "gateway.sessions",

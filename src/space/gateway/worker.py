@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ from space.gateway.dnsserver import Responder
 from space.gateway.peer import reset_on_close
 from space.gateway.shared import Shared, log
 from space.gateway.surroundings import Surroundings
+from space.host import syscalls
 
 
 class Worker:
@@ -80,6 +82,9 @@ class Worker:
         self._flush()
         if self._connections:
             self._wake()
+        else:  # once after each time that was not quiet: what many connections took is the machine's again
+            gc.collect()
+            syscalls.give_memory_back()
 
     def _wake(self) -> None:
         if self._timer is None and not self._closed:

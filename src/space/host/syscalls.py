@@ -66,6 +66,13 @@ def _checked(result: int, what: str) -> int:
     return result
 
 
+def give_memory_back() -> None:
+    """What this process has freed goes back to the machine, also from between what is in use; nothing where the C library cannot."""
+    trim = getattr(_libc, "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
+
+
 def openat2(directory: int, path: str, flags: int, *, mode: int = 0, resolve: int = 0) -> int:
     """Open `path` below the descriptor `directory`; `resolve` restricts how names are followed. Always close-on-exec."""
     how = struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, resolve)

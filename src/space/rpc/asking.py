@@ -28,8 +28,9 @@ A = TypeVar("A")
 class Asker:
     """One end, which it takes over. Unavailable: the other side is gone, now or before. Cancelling a question leaves the others alone.
 
-    most: bytes of an answer. unasked: gets messages without a number. ended: called once when the other side is gone, or sent what is no
-    answer. first: questions are counted from there, for a socket on which somebody has asked before.
+    answers: their type, or a decoder of it, made once for many. most: bytes of an answer. unasked: gets messages without a number.
+    ended: called once when the other side is gone, or sent what is no answer. first: questions are counted from there, for a socket on
+    which somebody has asked before.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Asker:
     ) -> None:
         self._sock = sock
         self._who = who
-        self._decoder = msgspec.msgpack.Decoder(answers)
+        self._decoder = answers if isinstance(answers, msgspec.msgpack.Decoder) else msgspec.msgpack.Decoder(answers)
         self._unasked = unasked
         self._ended = ended
         self._waiting: dict[int, asyncio.Future[object]] = {}

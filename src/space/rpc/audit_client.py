@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
+import msgspec
+
 from space.model.errors import Unavailable
 from space.rpc import audit_api as api
 from space.rpc.asking import Asker
@@ -80,12 +82,15 @@ class AuditControl:
                 sock.close()
 
 
+_ANSWERS = msgspec.msgpack.Decoder(api.Answer)  # made once, before there are workers
+
+
 class RecordSocket:
     """A source's. Messages are encoded notes (`space.audit.records.encode`)."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._asker = Asker(sock, api.Answer, who="the keeper of the records")
+        self._asker = Asker(sock, _ANSWERS, who="the keeper of the records")
 
     def note(self, message: bytes) -> None:
         """Send a note without an id, at once. Unavailable when it is not taken: then what it tells of must not happen."""

@@ -6,13 +6,17 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, ClassVar, Literal, Self
+
+import msgspec
 
 from space.core.credentials.grant import Kind
 from space.model.errors import Unavailable
 from space.model.secret import Secret
 from space.rpc import broker_api as api
-from space.rpc.asking import Asker
+from space.rpc.asking import Asker, Refused
+
+_Decoder = msgspec.msgpack.Decoder[Any]
 
 
 class _Client:
@@ -22,6 +26,8 @@ class _Client:
     what it says by itself.
     """
 
+    _ANSWERS: ClassVar[_Decoder] = msgspec.msgpack.Decoder(api.Answer)
+
     def __init__(
         self,
         sock: socket.socket,
@@ -29,7 +35,7 @@ class _Client:
         ended: Callable[[], None] | None = None,
         unasked: Callable[[object], None] | None = None,
     ) -> None:
-        self._asker = Asker(sock, api.Answer, who="the broker", first=first, ended=ended, unasked=unasked)
+        self._asker = Asker(sock, self._ANSWERS, who="the broker", first=first, ended=ended, unasked=unasked)
 
     def close(self) -> None:
         """Hang up."""
@@ -208,6 +214,9 @@ class BrokerControl(_Client):
 
 class Signer(_Client):
     """A worker's. unasked: gets `api.Grants`."""
+
+    # Of what a worker is told, and made before there are workers: a decoder of every answer takes each of them half a MiB.
+    _ANSWERS: ClassVar[_Decoder] = msgspec.msgpack.Decoder(api.LeafOf | api.Credential | api.Grants | api.Done | Refused)
 
     async def leaf(self, name: str) -> tuple[bytes, bytes]:
         """(chain, key), PEM, for exactly that canonical name. RateLimited, InvalidArgument, Unavailable."""
