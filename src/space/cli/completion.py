@@ -120,6 +120,25 @@ def policies(ctx: typer.Context, incomplete: str) -> list[str]:
     return [each for each in _within(ASK_SECONDS, ask) if each.startswith(incomplete)]
 
 
+def secrets(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of secrets."""
+    return _named(ctx, "secrets", incomplete)
+
+
+def grants(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of grants."""
+    return _named(ctx, "grants", incomplete)
+
+
+def _named(ctx: typer.Context, what: str, incomplete: str) -> list[str]:
+    def ask() -> list[str]:
+        with _asked(ctx).client() as client:
+            found = client.call("GET", f"/v1/{what}", params={"limit": "200"}, seconds=ASK_SECONDS, repeatable=False)
+        return _words(each["name"] for each in found[what])
+
+    return [each for each in _within(ASK_SECONDS, ask) if each.startswith(incomplete)]
+
+
 def _words(given: Iterable[str]) -> list[str]:
     """Those that a shell may evaluate."""
     return [word for word in given if _WORD.match(word)]

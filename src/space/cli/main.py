@@ -118,6 +118,10 @@ _MODULES: dict[str, dict[str, str]] = {
         "restore": "Put back what was saved",
     },
     "policy": {"policy": "Check, explain, store and apply egress policies"},
+    "credentials": {
+        "secret": "Store credentials that sandboxes use and never see",
+        "grant": "Say which sandbox may use which secret, and where",
+    },
     "egress": {"egress": "See what leaves sandboxes, and answer what they ask"},
     "completion": {"completion": "Print the completion script for a shell"},
     "templates": {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from space.cli.completion import grants
 from space.cli.completion import sandboxes as completed
 from space.cli.context import OWN_FAILURE, emit, examples, note, of, pairs, print_json, print_table, report, span, tell
 from space.cli.inspect import OnTimeout, idle_policy
@@ -49,6 +50,9 @@ def create(
         bool, typer.Option("--wake-on-call/--no-wake-on-call", help="Whether a call wakes it when a rule put it to rest.")
     ] = True,
     policy: PolicyOption = None,
+    grant: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A credential that it may use; repeatable.", autocompletion=grants)
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the id and nothing else.")] = False,
 ) -> None:
     """Make a sandbox that stays until it is deleted or its time is over; prints its id."""
@@ -68,6 +72,7 @@ def create(
             on_timeout=on_timeout.value,
             wake_on_call=wake_on_call,
             policy=None if policy is None else given(policy),
+            grants=grant or (),
             client=client,
         )
         try:

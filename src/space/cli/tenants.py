@@ -75,6 +75,8 @@ def set_quota(
     disk: Annotated[Limit, typer.Option(metavar="MIB", help="Of all of them together.")] = None,
     snapshot: Annotated[Limit, typer.Option(metavar="MIB", help="Of stored memory and checkpoints.")] = None,
     checkpoints: Annotated[Limit, typer.Option(metavar="N", help="Of all of them together.")] = None,
+    secrets: Annotated[Limit, typer.Option(metavar="N", help="That are kept.")] = None,
+    grants: Annotated[Limit, typer.Option(metavar="N", help="That are kept.")] = None,
     rate: Annotated[Limit, typer.Option(metavar="N", help="Requests a second, as fast as the allowance is refilled.")] = None,
     burst: Annotated[Limit, typer.Option(metavar="N", help="The allowance, in requests.")] = None,
 ) -> None:
@@ -86,6 +88,8 @@ def set_quota(
         "disk_mib": ("--disk", disk),
         "snapshot_mib": ("--snapshot", snapshot),
         "checkpoints": ("--checkpoints", checkpoints),
+        "secrets": ("--secrets", secrets),
+        "grants": ("--grants", grants),
         "requests_per_second": ("--rate", rate),
         "burst": ("--burst", burst),
     }

@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from space.model.credentials import CredentialAlarm, GrantInfo, SecretInfo
     from space.model.egress import (
         Ask,
         EgressCounters,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from space.model.files import FileChange, FileInfo
     from space.model.process import ProcessInfo, PtySize
     from space.model.sandbox import Checkpoint, ExitStatus, IdlePolicy, Phase, SandboxInfo, SandboxSpec
+    from space.model.secret import Secret
     from space.model.tenants import AuditRecord, Quota, QuotaInfo, WebhookCreated, WebhookInfo
     from space.sdk._async.client import AsyncClient
     from space.sdk._async.files import AsyncFiles, AsyncWatch
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
 
 # Looked up when first used: who works without asyncio does not import it.
 _HOMES = {
+    "space.model.credentials": ("CredentialAlarm", "GrantInfo", "SecretInfo"),
+    "space.model.secret": ("Secret",),
     "space.model.egress": (
         "Ask",
         "EgressCounters",
@@ -149,6 +153,7 @@ __all__ = [
     "Client",
     "CommandFailed",
     "Connection",
+    "CredentialAlarm",
     "EgressCounters",
     "EgressGap",
     "EgressRecord",
@@ -162,6 +167,7 @@ __all__ = [
     "Files",
     "Forward",
     "Gap",
+    "GrantInfo",
     "IdlePolicy",
     "Key",
     "KeyCreated",
@@ -187,6 +193,8 @@ __all__ = [
     "SandboxInfo",
     "SandboxPolicy",
     "SandboxSpec",
+    "Secret",
+    "SecretInfo",
     "Terminal",
     "Text",
     "TreeSummary",

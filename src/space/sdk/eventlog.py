@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from space.model.credentials import CredentialAlarm
 from space.model.egress import Ask, PolicyStatus
 from space.model.errors import ProtocolError, SpaceError, StreamCut
 from space.model.events import EVENT_KINDS, Event
@@ -84,7 +85,7 @@ class EventLog:
 def _event(line: Mapping[str, Any]) -> Event:
     try:
         told = {item.name: line[item.name] for item in fields(Event) if item.name in line}
-        for name, cls in (("ask", Ask), ("policy", PolicyStatus)):
+        for name, cls in (("ask", Ask), ("policy", PolicyStatus), ("alarm", CredentialAlarm)):
             if told.get(name) is not None:
                 told[name] = record(cls, told[name])
         return Event(**told)

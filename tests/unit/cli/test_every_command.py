@@ -93,6 +93,21 @@ ASKED = {
     "egress counters": "S",
     "egress draft": "S",
     "audit": "",
+    "secret put": "new --from-env HOME",
+    "secret list": "",
+    "secret show": "stored",
+    "secret rotate": "stored --from-env HOME",
+    "secret revoke": "stored",
+    "secret delete": "unused",
+    "secret import": "ENV",
+    "secret log": "",
+    "grant create": "new --secret stored --host api.example.com",
+    "grant list": "",
+    "grant show": "granted",
+    "grant revoke": "granted",
+    "grant delete": "granted",
+    "grant attach": "S granted",
+    "grant detach": "S granted",
     "egress asks": "S",
     "egress allow": "S A",
     "egress deny": "S A",
@@ -178,8 +193,14 @@ def test_every_command_answers_with_json(
     client.export_template("mine:v1", tmp_path / "bundle")
     server.egress.log.add(sandbox.id, name="a.example.com", port=443, method="GET", path="/", status=403, reason="name_not_allowed")
     more = {"A": server.egress.ask(sandbox.id), "POLICY": str(tmp_path / "policy.toml")}
+    for name in ("stored", "unused"):
+        client.put_secret(name, "x")
+    client.put_grant("granted", {"secret": "stored", "where": {"host": "api.example.com"}, "slot": {"kind": "header"}})
+    server.credentials.log.add(sandbox.id, kind="credential", grant="granted", secret="stored", name="api.example.com", port=443)
+    (tmp_path / "variables.env").write_text("API_KEY=x\n")
     monkeypatch.setattr("os.read", lambda *_: b"")
     names = {
+        "ENV": str(tmp_path / "variables.env"),
         "RECIPE": str(tmp_path / "recipe.toml"),
         "S": sandbox.id,
         "P": process.id,

@@ -9,7 +9,17 @@ from tests.unit.docs import tables
 from tests.unit.docs.tables import ROOT, rows, tiers
 
 PAGE = ROOT / "docs/promises.md"
-SECTIONS = ("Nothing leaks", "Lives", "Exec, output, files", "Timeouts and pressure", "Egress", "Operation", "Templates", "Not kept")
+SECTIONS = (
+    "Nothing leaks",
+    "Lives",
+    "Exec, output, files",
+    "Timeouts and pressure",
+    "Egress",
+    "Credentials",
+    "Operation",
+    "Templates",
+    "Not kept",
+)
 
 
 @pytest.mark.parametrize("row", rows(PAGE))

@@ -15,7 +15,7 @@ from space.model.errors import Conflict, InvalidArgument, NotFound
 from space.model.files import FileChange
 from space.model.sandbox import IdlePolicy, Phase
 from space.model.tenants import Quota
-from space.sdk import Event, EventGap, Output
+from space.sdk import Event, EventGap, Output, Secret
 from space.sdk.testing import MockServer
 
 Real = Callable[[Path], Any]
@@ -329,5 +329,46 @@ def test_webhooks_quotas_and_the_audit(talk: Callable[[Dialogue], None]) -> None
         records = [record async for record in client.audit(page_size=2)]
         assert [record.id for record in records] == sorted({record.id for record in records})
         assert {record.sandbox for record in records} >= {sandbox.id}
+
+    talk(dialogue)
+
+
+def test_secrets_and_grants_are_stored_used_by_name_and_taken_back(talk: Callable[[Dialogue], None]) -> None:
+    async def dialogue(client: AsyncClient) -> None:
+        stored = await client.put_secret("token", Secret(b"value"), labels={"team": "a"}, description="of the code host")
+        assert (stored.kind, stored.version, stored.labels, stored.grants) == ("static", 1, {"team": "a"}, 0)
+        with pytest.raises(Conflict):
+            await client.put_secret("token", "value")
+        assert (await client.put_secret("token", "value", replace=True)).version == 2
+        assert (await client.rotate_secret("token", b"value")).version == 3
+        aws = {"secret_access_key": Secret(b"k")}
+        await client.put_secret("s3", aws, kind="aws", public={"access_key_id": "AKIDEXAMPLE"})
+        assert [one.name async for one in client.secrets()] == ["s3", "token"]
+        grant = {"secret": "token", "where": {"host": "api.example.com"}, "slot": {"kind": "header"}}
+        with pytest.raises(NotFound):
+            await client.put_grant("g", grant | {"secret": "missing"})
+        with pytest.raises(InvalidArgument, match="whree"):
+            await client.put_grant("g", grant | {"whree": 1})
+        made = await client.put_grant("g", grant)
+        assert (made.name, made.secret, made.grant["where"], made.attached) == ("g", "token", {"host": "api.example.com"}, 0)
+        assert [one.name async for one in client.grants(secret="token")] == ["g"]
+        with pytest.raises(Conflict):
+            await client.delete_secret("token")
+        async with await AsyncSandbox.create(client=client, grants=["g"]) as sandbox:
+            assert await sandbox.grants() == ["g"]
+            await sandbox.detach_grant("g")
+            await sandbox.attach_grant("g")
+            assert (await client.grant("g")).attached == 1
+            with pytest.raises(NotFound):
+                await sandbox.attach_grant("missing")
+        with pytest.raises(NotFound):
+            await AsyncSandbox.create(client=client, grants=["missing"])
+        assert [one async for one in client.credential_log(secret="token")] == []
+        assert (await client.revoke_grant("g")).revoked_at is not None
+        await client.delete_grant("g")
+        assert (await client.revoke_secret("token")).revoked_at is not None
+        await client.delete_secret("token")
+        with pytest.raises(NotFound):
+            await client.secret("token")
 
     talk(dialogue)

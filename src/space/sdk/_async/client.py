@@ -29,6 +29,7 @@ from space.sdk.sockets import Dial
 
 from ._socket import WebSocket
 from ._wait import sleep
+from .credentials import AsyncClientCredentials
 from .egress import AsyncClientPolicies
 from .templates import AsyncClientTemplates
 
@@ -41,7 +42,7 @@ MAX_LINE = 4 << 20
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=15.0)
 
 
-class AsyncClient(AsyncClientPolicies, AsyncClientTemplates):
+class AsyncClient(AsyncClientPolicies, AsyncClientCredentials, AsyncClientTemplates):
     """A server, and a key for it. Use it as a context manager, or `aclose()` it.
 
     Where neither `api_url` nor `api_key` is given: SPACE_API_URL and SPACE_API_KEY, then (for root) the instance of this

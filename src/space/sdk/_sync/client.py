@@ -31,6 +31,7 @@ from space.sdk.sockets import Dial
 
 from ._socket import WebSocket
 from ._wait import sleep
+from .credentials import ClientCredentials
 from .egress import ClientPolicies
 from .templates import ClientTemplates
 
@@ -43,7 +44,7 @@ MAX_LINE = 4 << 20
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=15.0)
 
 
-class Client(ClientPolicies, ClientTemplates):
+class Client(ClientPolicies, ClientCredentials, ClientTemplates):
     """A server, and a key for it. Use it as a context manager, or `close()` it.
 
     Where neither `api_url` nor `api_key` is given: SPACE_API_URL and SPACE_API_KEY, then (for root) the instance of this

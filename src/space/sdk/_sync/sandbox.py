@@ -47,6 +47,7 @@ from space.sdk.retry import UNDECIDED
 
 from ._wait import invoke, offload, sleep
 from .client import ABANDON_SECONDS, HEARTBEAT_LIMIT_SECONDS, Client, abandon
+from .credentials import SandboxCredentials
 from .egress import SandboxEgress
 from .files import Files
 from .forward import Forward
@@ -60,7 +61,7 @@ SETTLE_SECONDS = 0.2
 TREE_SECONDS = 150.0  # between two pieces of a tree; the server gives up after 120 s
 
 
-class Sandbox(SandboxEgress, SandboxLives):
+class Sandbox(SandboxEgress, SandboxCredentials, SandboxLives):
     """One sandbox. `create` or `connect` make this object; as a context manager it deletes what it created.
 
     Cancelling a call (or Ctrl-C) closes its connection: a command ends with its connection.
@@ -98,6 +99,7 @@ class Sandbox(SandboxEgress, SandboxLives):
         on_timeout: Action = "delete",
         wake_on_call: bool = True,
         policy: PolicySource | None = None,
+        grants: Iterable[str] = (),
         idempotency_key: str | None = None,
         client: Client | None = None,
         api_url: str | None = None,
@@ -107,6 +109,7 @@ class Sandbox(SandboxEgress, SandboxLives):
         """A new sandbox, running. memory, disk: MiB. ttl_seconds: from now on (an hour unless given); then on_timeout says what becomes of
         it. idle: what does when nothing happens in it. wake_on_call: a call wakes it when one of these put it to rest. policy: what may
         leave it, as a table, TOML text, a path, or the name of a stored policy; without one the tenant's default, else nothing.
+        grants: names of credentials that it has besides those that select it.
 
         The request carries an idempotency key (a random one unless given), so a repeat after a lost answer makes no second
         sandbox. When the call is cancelled (or Ctrl-C comes), or its outcome is unknown in the end, the sandbox that may be on its way is
@@ -117,7 +120,7 @@ class Sandbox(SandboxEgress, SandboxLives):
         spec |= {"env": dict(env or {}), "metadata": dict(metadata or {})} | ({} if ttl_seconds is None else {"ttl_seconds": ttl_seconds})
         spec |= ({} if idle is None else {"idle": idle_rule(idle)}) | ({} if on_timeout == "delete" else {"on_timeout": on_timeout})
         spec |= {} if wake_on_call else {"wake_on_call": False}
-        spec |= {} if policy is None else {"policy": policy_request(policy)}
+        spec |= ({} if policy is None else {"policy": policy_request(policy)}) | ({"grants": names} if (names := list(grants)) else {})
         headers = {"idempotency-key": idempotency_key or secrets.token_hex(16)}
         used = client or Client(api_url=api_url, api_key=api_key, transport=transport)
         try:

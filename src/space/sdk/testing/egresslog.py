@@ -22,9 +22,10 @@ HEARTBEAT_SECONDS = 5.0
 
 
 class EgressLogs:
-    """One chain of them, the gateway's."""
+    """One chain of them: the gateway's, or the broker's of credentials."""
 
-    def __init__(self) -> None:
+    def __init__(self, chain: str = "gateway") -> None:
+        self._chain = chain
         self.changed = threading.Condition()
         self.kept: list[dict[str, Any]] = []
         self._count = 0
@@ -35,10 +36,13 @@ class EgressLogs:
         with self.changed:
             self._count += 1
             at = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-            place = {"kind": kind, "id": f"{self._count}.0", "chain": "gateway", "n": self._count}
+            place = {"kind": kind, "id": self._place(self._count), "chain": self._chain, "n": self._count}
             self.kept.append({**place, "at": at, "sandbox": sandbox, "generation": 1, "tenant": "mock", **fields})
             self.changed.notify_all()
-            return f"{self._count}.0"
+            return self._place(self._count)
+
+    def _place(self, number: int) -> str:
+        return f"{number}.0" if self._chain == "gateway" else str(number)
 
     def forget(self, up_to: int) -> None:
         """Keep only what came after this one."""
@@ -49,8 +53,8 @@ class EgressLogs:
     def answer(self, request: httpx.Request, sandbox: str | None) -> httpx.Response:
         """GET .../egress/log; of all sandboxes without one."""
         params = query(request)
-        number, dot, other = params.get("after", "0.0").partition(".")
-        if not (number.isdigit() and dot and other.isdigit()):
+        parts = params.get("after", self._place(0)).split(".")
+        if len(parts) != len(self._place(0).split(".")) or not all(part.isdigit() for part in parts):
             raise InvalidArgument(f"after: {params['after']!r} is no place")
         return streamed(Waiting(lambda closed: self._lines(params, sandbox, closed), self.changed), "application/x-ndjson")
 
@@ -60,14 +64,14 @@ class EgressLogs:
             after = int(params["after"].partition(".")[0]) if "after" in params else self._count if follow else 0
             removed = self._removed
         if "after" in params and after < removed:
-            yield _line({"kind": "gap", "id": f"{removed}.0", "chain": "gateway", "removed": removed})
+            yield _line({"kind": "gap", "id": self._place(removed), "chain": self._chain, "removed": removed})
         if follow:
-            yield _line({"kind": "heartbeat", "id": f"{max(after, removed)}.0"})
+            yield _line({"kind": "heartbeat", "id": self._place(max(after, removed))})
         while not closed():
             with self.changed:
                 found = [record for record in self.kept if record["n"] > after]
                 if not found and follow and not self._come(after, closed):
-                    found = [{"kind": "heartbeat", "id": f"{self._count}.0", "n": self._count}]
+                    found = [{"kind": "heartbeat", "id": self._place(self._count), "n": self._count}]
             wanted = [one for one in found if one["kind"] == "heartbeat" or _asked(one, params, sandbox)]
             after = found[-1]["n"] if found else after
             yield from map(_line, wanted if follow else wanted[:left])
@@ -84,6 +88,7 @@ def _asked(record: Mapping[str, Any], params: Mapping[str, str], sandbox: str | 
         and (params.get("denied") != "1" or bool(record.get("reason")))
         and ("kind" not in params or record["kind"] in params["kind"].split(","))
         and record["at"] >= params.get("since", "")
+        and all(record.get(name) == params[name] for name in ("secret", "grant") if name in params)
     )
 
 

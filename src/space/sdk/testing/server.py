@@ -34,6 +34,7 @@ from space.model.sandbox import MIB, Phase, SandboxSpec
 from space.sdk._async.client import AsyncClient
 from space.sdk._sync.client import Client
 from space.sdk.testing.body import Cut
+from space.sdk.testing.credentials import Credentials
 from space.sdk.testing.egress import Egress
 from space.sdk.testing.listener import listener
 from space.sdk.testing.operations import Events, Operations
@@ -72,6 +73,7 @@ class MockServer:
         self._routes = Routes(self._programs, self.events.tell, self._child)
         self._operations = Operations()
         self.egress = Egress(self.events.tell, self.sandboxes)
+        self.credentials = Credentials()
         self.templates = MockTemplates()
         self._faults: list[tuple[str, BaseException]] = []
         self._cuts: list[tuple[str, int]] = []
@@ -206,13 +208,14 @@ class MockServer:
             case "DELETE", ["v1", "sandboxes", sandbox_id]:
                 return self._delete(self.sandbox(sandbox_id))
             case method, ["v1", "sandboxes", sandbox_id, *rest]:
-                of_egress = self.egress.of_sandbox(method, self.sandbox(sandbox_id), rest, request)
+                of_egress = self.credentials.of_sandbox(method, self.sandbox(sandbox_id), rest)
+                of_egress = of_egress or self.egress.of_sandbox(method, self.sandbox(sandbox_id), rest, request)
                 if of_egress is not None:
                     return of_egress
                 return self._routes.answer(method, self.sandbox(sandbox_id), rest, request)
             case method, ["v1", *rest]:
                 found = self.templates.route(request, rest)
-                found = found or self.egress.of_tenant(method, rest, request)
+                found = found or self.egress.of_tenant(method, rest, request) or self.credentials.of_tenant(method, rest, request)
                 found = found or self._operations.answer(method, rest, request, self._used())
                 if found is not None:
                     return found
@@ -229,7 +232,7 @@ class MockServer:
 
     def _create(self, request: httpx.Request) -> httpx.Response:
         wanted = document(request)
-        policy = wanted.pop("policy", None)
+        policy, grants = wanted.pop("policy", None), wanted.pop("grants", [])
         spec = asdict(SandboxSpec())
         if unknown := set(wanted) - set(spec):
             raise InvalidArgument(f"unknown field {min(unknown)!r}")
@@ -242,6 +245,7 @@ class MockServer:
                 return answer(self.sandboxes[self._created[repeat]].document())
             sandbox = MockSandbox(new_sandbox_id(), spec, time.time())
             self.egress.begin(sandbox, policy)
+            self.credentials.attach(sandbox.id, grants)
             self.sandboxes[sandbox.id] = sandbox
             if repeat:
                 self._created[repeat] = sandbox.id
