@@ -120,6 +120,7 @@ class Dialled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     address: Text = ""
     reason: Text = ""
     seconds: Seconds = 0.0
+    generation: Count = 0  # of the sandbox
 
 
 Record = NameDecided | Connected | Requested | Repeated

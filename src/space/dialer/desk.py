@@ -203,7 +203,7 @@ class Desk:
         if before is not None:
             before.close()
         limits = self._limits
-        mine = replace(self._dialer, resolver=Share(self._resolver, limits.lookups), record=self._records.of(name))
+        mine = replace(self._dialer, resolver=Share(self._resolver, limits.lookups), record=self._records.of(name, generation))
         room, messages = asyncio.Semaphore(limits.dials), Bucket(limits.rate, limits.burst)
         made = Sandbox(name, generation, sock, mine, room, messages)
         made.end = Packets(

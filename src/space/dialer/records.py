@@ -54,7 +54,7 @@ class Records:
         if before is not None:
             before.close()
 
-    def of(self, sandbox: str) -> Callable[[DialRecord], Awaitable[None]]:
+    def of(self, sandbox: str, generation: int) -> Callable[[DialRecord], Awaitable[None]]:
         """What a dial of that sandbox is recorded by. It raises when the record is not taken."""
         denials = self._denials.setdefault(sandbox, _Denials())
         denials.ended = False
@@ -64,7 +64,13 @@ class Records:
                 self._count(denials, one.reason)
                 return
             told = Dialled(
-                sandbox=one.sandbox, name=one.target, port=one.port, address=one.address, reason=one.reason, seconds=max(one.seconds, 0.0)
+                sandbox=one.sandbox,
+                name=one.target,
+                port=one.port,
+                address=one.address,
+                reason=one.reason,
+                seconds=max(one.seconds, 0.0),
+                generation=generation,
             )
             await self._tell(told)
 

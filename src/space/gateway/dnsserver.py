@@ -18,6 +18,7 @@ from space.gateway.budgets import Bucket
 from space.gateway.records import NameDecided, Recorder
 from space.gateway.shared import log
 from space.gateway.surroundings import Surroundings
+from space.model.errors import Unavailable
 
 TTL = 60
 # NULL, PTR, OPT, TKEY to AXFR and the mail ones, ANY: nobody needs these of a name that it may speak to.
@@ -99,6 +100,8 @@ class _Udp(asyncio.DatagramProtocol):
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         try:
             answer = self._responder.answer(data)
+        except Unavailable:  # it cannot be recorded; whose connections that ends has said why
+            return
         except Exception:  # noqa: BLE001 - no answer is a safe answer
             log.exception("a DNS query could not be answered")
             return
@@ -127,7 +130,7 @@ class _Tcp(asyncio.Protocol):
                     self.close()
                     return
                 self._transport.write(Stream.send(answer))
-        except ValueError:
+        except (ValueError, Unavailable):
             self.close()
         except Exception:  # noqa: BLE001
             log.exception("a DNS query could not be answered")

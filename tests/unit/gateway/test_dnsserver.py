@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from space.gateway.dnsserver import Responder, serve_tcp, serve_udp
 from space.gateway.records import NameDecided
 from space.gateway.surroundings import Limits, Ruling
+from space.model.errors import Unavailable
 from space.testing.egress import Lab, stack_of
 from space.testing.egresslab import ALLOWED, REFUSED, place, run
 
@@ -193,3 +194,26 @@ async def _end(reader: asyncio.StreamReader) -> bool:
         return await reader.read() == b""
     except ConnectionError:
         return True
+
+
+def test_what_cannot_be_recorded_is_not_answered_and_fills_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        def unwritten(_: object) -> None:
+            raise Unavailable("the keeper of the records is gone")
+
+        async with place(tmp_path, record=unwritten) as at:
+            served = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            served.bind(("127.0.0.1", 0))
+            served.setblocking(False)
+            transport = await serve_udp(at.lab.worker.responder, served)
+            asking = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            asking.setblocking(False)
+            for name in (ALLOWED, REFUSED):
+                asking.sendto(query(name), transport.get_extra_info("sockname"))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.get_running_loop().sock_recv(asking, 512), 0.2)
+            asking.close()
+            transport.close()
+
+    run(main())
+    assert "could not be answered" not in caplog.text
