@@ -26,6 +26,7 @@ _GRANT, _LENT = "tests/unit/credentials/test_grant.py", "tests/unit/broker/test_
 _SESSIONS = "tests/unit/gateway/test_sessions.py"
 _POLICY_CHANGES, _FAULTS = "tests/unit/gateway/test_policy_changes.py", "tests/unit/gateway/test_faults.py"
 
+_CREDENTIALS, _TRIPWIRE = "tests/unit/gateway/test_credentials.py", "tests/unit/credentials/test_tripwire.py"
 _FROM_A_WORKER = "tests/unit/auditd/test_from_a_worker.py"
 _CONFINED = "tests/host/test_gateway_process.py"
 
@@ -450,6 +451,57 @@ MUTATIONS: tuple[Mutation, ...] = (
             "        if False:",
             "tests/unit/broker tests/unit/auditd/test_auditd.py",
         ),
+    ),
+    *_of(
+        "credentials: the slot is emptied",
+        "gateway.loans",
+        ("slot-stays", "return slots.bare(usual) == name or usual in _UNSEARCHED", "return usual in _UNSEARCHED", _CREDENTIALS),
+        ("slot-in-one-spelling", "return slots.bare(usual) == name or", "return usual == name or", _CREDENTIALS),
+        quick=("slot-stays",),
+    ),
+    *_of(
+        "credentials: a guest's own goes no further",
+        "gateway.loans",
+        ("foreign-credentials", "(text not in kept and telling.is_credential(text))", "False", _CREDENTIALS),
+        ("foreign-parameters", "_is(key, name) or (key not in kept and telling.is_credential(key))", "_is(key, name)", _CREDENTIALS),
+        ("guest-hides-echoes", 'frozenset({b"accept-encoding", b"range", b"if-range"})', "frozenset()", _CREDENTIALS),
+    ),
+    *_of(
+        "credentials: by an explicit rule alone",
+        "gateway.loans",
+        ("grant-by-open", 'if rule is None or verdict.recorded or asked.scheme != "https":', "if rule is None and False:", _CREDENTIALS),
+        (
+            "grant-out-of-scope",
+            "covering = [one for one in here if one.covers(",
+            "covering = [one for one in here if True or one.covers(",
+            _CREDENTIALS,
+        ),
+        ("grant-in-the-clear", ' or asked.scheme != "https":', ":", _CREDENTIALS),
+    ),
+    *_of(
+        "credentials: placeholders are bound",
+        "gateway.judgement",
+        ("placeholder-anywhere", "if grants.places and (grant :=", "if False and (grant :=", _CREDENTIALS),
+        quick=("placeholder-anywhere",),
+    ),
+    *_of(
+        "credentials: placeholders are bound",
+        "gateway.exchange",
+        ("placeholder-in-body", "return watch.echoes > 0", "return False", _CREDENTIALS),
+    ),
+    *_of(
+        "credentials: tripwire",
+        "core.credentials.tripwire",
+        ("echo-across-chunks", "        held = self._beginning(data)\n", "        held = len(data)\n", _TRIPWIRE),
+        ("echo-in-hex", "*_hex(secret), ", "", _TRIPWIRE),
+        ("echo-in-base64", ", *_base64s(secret))", ")", _TRIPWIRE),
+        quick=("echo-across-chunks",),
+    ),
+    *_of(
+        "credentials: tripwire",
+        "gateway.http",
+        ("echo-in-head", "body.receive(data), exchange.told(out))", "body.receive(data), out)", _CREDENTIALS),
+        ("revoked-goes-on", "if not granted(self.shared, exchange):", "if False:", _CREDENTIALS),
     ),
     *_of(
         "worker's confinement",

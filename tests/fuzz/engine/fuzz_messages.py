@@ -75,6 +75,7 @@ _TALK = (
     workertalk.encode(workertalk.Ask(ask=7, host="a.example.com", port=443, scheme="https", method="GET", path="/", rule="r")),
     workertalk.encode(workertalk.AskOver(7)),
     workertalk.encode(workertalk.Counted(connections=1, requests=2, sent=3, received=4)),
+    workertalk.encode(workertalk.Alarm(kind="credential_echoed", grant="g", host="a.example.com", count=2)),
     workertalk.encode(workertalk.Answer(7, allow=True)),
 )
 _SEEDS: tuple[records.Kept, ...] = (

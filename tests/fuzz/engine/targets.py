@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fuzz.engine import fuzz_bundle, fuzz_clienthello, fuzz_dns, fuzz_http1, fuzz_http2, fuzz_messages, fuzz_policy
+from tests.fuzz.engine import fuzz_bundle, fuzz_clienthello, fuzz_credentials, fuzz_dns, fuzz_http1, fuzz_http2, fuzz_messages, fuzz_policy
 
 _ALL = (
     fuzz_dns.TARGET,
@@ -14,5 +14,7 @@ _ALL = (
     fuzz_messages.DIALING,
     fuzz_messages.RECORDS,
     fuzz_messages.TALK,
+    fuzz_credentials.TRIPWIRE,
+    fuzz_credentials.CHUNKS,
 )
 BY_NAME = {target.name: target for target in _ALL}
