@@ -57,6 +57,9 @@ class Edges:
             if tenant is not None:
                 raise Conflict(f"slot {slot} has no edge of this plan, and the VMM of {tenant} lives in it", hint="destroy it first")
             self.destroy(slot)
+        elif tenant is not None:  # its TAP is in a namespace that nothing here leads to: one made now would be another
+            hint = "serve runs in another mount namespace than the one that started it; go back to that one, or delete the sandbox"
+            raise Conflict(f"the namespace of slot {slot} is not here, and the VMM of {tenant} lives in it", hint=hint)
         self._mark(slot).touch(mode=0o600)
         try:
             _, self.held[slot] = _in_child(lambda channel: _build(path, plan, channel))

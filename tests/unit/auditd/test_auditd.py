@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import json
 import os
 import random
@@ -21,8 +20,6 @@ import pytest
 from space.audit.files import FilesVerified, Wanted, export, segments, verify_files
 from space.audit.publickey import PublicKey
 from space.audit.records import CredentialRead, Dialled, Kept, NameDecided, Note, Requested, encode
-from space.auditd.book import Book, Entry
-from space.auditd.chainfile import ChainFile, Keeping
 from space.model.errors import Conflict, NoCapacity, NotFound, Unavailable
 from space.rpc.audit_client import AuditControl, RecordSocket
 from space.rpc.broker_client import BrokerControl
@@ -343,29 +340,6 @@ async def test_a_disk_that_is_full_takes_no_more_records_and_loses_none(both: Pa
     assert sum(record["type"] == "request" and record["sandbox"] == OTHER for record in records) == noted
     assert not any(record["type"] == "lost" for record in records)
     assert (await both.verified()).findings == ()
-
-
-def test_what_waits_for_a_disk_has_a_bound_and_beyond_it_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = ChainFile(tmp_path, "gateway", Keeping(), lambda: 0.0)
-    book = Book(file, lambda: "2026-01-01T00:00:00.000Z", most=100)
-    entries = [Entry(ONE, b'{"type":"name","number":%d}' % number) for number in range(9)]
-
-    def full(_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(file, "append", full)
-        book.note(entries[:3])
-        book.flush()
-    assert book.stuck
-    book.note(entries[3:])
-    assert book.lost == 6
-    book.flush()
-    file.close()
-    assert (book.stuck, book.lost) == (False, 0)
-    kept = [json.loads(line) for line in export(tmp_path, "gateway", EVERYTHING)]
-    assert [record["type"] for record in kept] == ["name", "name", "name", "lost"]
-    assert kept[-1]["count"] == 6
 
 
 async def test_whoever_sends_no_record_is_hung_up_on_and_it_is_recorded(both: Pair) -> None:
