@@ -48,7 +48,7 @@ def serve(
 def setup(context: typer.Context) -> int:
     """Make this machine ready for sandboxes (as root, from a checkout); --check says what is missing; --systemd writes a unit."""
     arguments = list(context.args)
-    if not {"--check", "--source", "--systemd", "-h", "--help"} & {argument.split("=")[0] for argument in arguments}:
+    if not {"firecracker", "--check", "--source", "--systemd", "-h", "--help"} & {argument.split("=")[0] for argument in arguments}:
         if not Path("pyproject.toml").is_file() or not Path("guest").is_dir():
             raise InvalidArgument(
                 "set-up builds from a checkout, and this directory is none", hint="run `make setup` in one, or give --source"

@@ -138,13 +138,21 @@ def extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
         position = end
 
 
-def _copy_with_holes(source: int, target: int) -> None:
-    size = os.fstat(source).st_size
-    os.ftruncate(target, size)
+def copy_extents(source: int, target: int, size: int) -> int:
+    """Copy what `source` holds to the same places of `target`, whose other bytes stay; how many bytes that were."""
+    copied = 0
     for begin, end in extents(source, size):
         position = begin
         while position < end:
             position += _copy_some(source, target, position, min(end - position, _CHUNK))
+        copied += end - begin
+    return copied
+
+
+def _copy_with_holes(source: int, target: int) -> None:
+    size = os.fstat(source).st_size
+    os.ftruncate(target, size)
+    copy_extents(source, target, size)
 
 
 def _copy_some(source: int, target: int, position: int, count: int) -> int:

@@ -9,5 +9,5 @@ EMULATED: Final = "emulated (development only)"  # software emulation is no boun
 
 
 def isolation(accelerator: str) -> str:
-    """The words for an accelerator: `kvm`, or `tcg` (and whatever else is no hardware)."""
-    return HARDWARE if accelerator == "kvm" else EMULATED
+    """The words for an accelerator: `kvm`, `firecracker` (which is KVM as well), or `tcg` (and whatever else is no hardware)."""
+    return HARDWARE if accelerator in ("kvm", "firecracker") else EMULATED

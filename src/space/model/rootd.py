@@ -112,7 +112,8 @@ class RenewSandbox:
 
 @dataclass(frozen=True, slots=True)
 class StartVmm:
-    """Boot it: kernel, initramfs and VMM are those of the sandbox's template. accelerator: `tcg` or `kvm`.
+    """Boot it: kernel, initramfs and VMM are those of the sandbox's template. accelerator: `tcg`, `kvm`, or
+    `firecracker`, which is KVM driven by the machine's Firecracker instead of the template's QEMU.
 
     restore: load the memory and state of the snapshot that the sandbox was made of, and stand still; otherwise boot from its disk.
     """

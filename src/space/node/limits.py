@@ -12,6 +12,10 @@ QUEUE_WAIT = 300.0
 QUEUE_LENGTH = 64
 # rootd's operations take milliseconds; a reflink on a loaded disk and a namespace under contention have taken a second.
 ROOTD_STEP = 30.0
+# Firecracker's API: a call in milliseconds; nested in emulation up to 0.1 s. Its start: the jailer's, 1 to 1.5 s there.
+API = 15.0
+FIRECRACKER_START = 30.0
+
 # QMP answers in under a millisecond; a VMM starved of CPU by its neighbours has taken seconds.
 QMP = 15.0
 # A VMM that goes on from a snapshot has loaded its state (70 KiB) in milliseconds.

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from space.config import snapshots as layout
+from space.core.plan import firecracker
 from space.host import files, syscalls
 from space.model.errors import Conflict, Internal, InvalidArgument
 from space.rootd import snapshots
@@ -44,8 +45,7 @@ def hold(place: Place, fillings: Fillings, snapshot: str) -> int:
     manifest = snapshots.load(place.instance, snapshot)
     if not manifest.shared:
         raise InvalidArgument(f"snapshot {snapshot} is not shared: each sandbox that is made of it has a memory of its own")
-    with suppress(Conflict):
-        os.close(borrow(place, snapshot))
+    if is_held(place, manifest):
         _forget(fillings, snapshot)
         reader, writer = os.pipe()
         os.write(writer, HELD)
@@ -91,10 +91,12 @@ def borrow(place: Place, snapshot: str) -> int:
     raise Conflict(f"the memory of snapshot {snapshot} is not held", hint="hold_memory holds it")
 
 
-def is_held(place: Place, snapshot: str) -> bool:
-    """Whether a machine can be made of it now."""
+def is_held(place: Place, manifest: layout.SnapshotManifest) -> bool:
+    """Whether a machine can be made of it now. A Firecracker's needs no holder: it opens the file for reading, and the file is root's."""
+    if manifest.machine.accelerator == firecracker.NAME:
+        return True
     with suppress(Conflict):
-        os.close(borrow(place, snapshot))
+        os.close(borrow(place, manifest.snapshot))
         return True
     return False
 

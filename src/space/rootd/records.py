@@ -87,7 +87,7 @@ _CHECKS: dict[str, Callable[[str], object]] = {
 }
 _MAY_BE_EMPTY = {("create_sandbox", "snapshot")}
 _KINDS: dict[Any, type[int] | type[str]] = {"int": int, "str": str, "bool": bool}
-_CHOICES = {"accelerator": ("tcg", "kvm")}
+_CHOICES = {"accelerator": ("tcg", "kvm", "firecracker")}
 
 
 def decode(message: bytes) -> tuple[str, Operation]:

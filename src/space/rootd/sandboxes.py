@@ -30,7 +30,8 @@ NEW, GONE = ".new.", ".gone."
 @dataclass(frozen=True, slots=True)
 class Record:
     """Root's record of a sandbox. snapshot: what it was made of, if it was. pid and started (ticks since boot) name its VMM; answered: its
-    start was answered to the node; accelerator and restored: how it was started.
+    start was answered to the node; accelerator and restored: how it was started; vmm: the digest of
+    its Firecracker, if it is one.
     """
 
     sandbox: str
@@ -46,6 +47,7 @@ class Record:
     answered: bool = False
     accelerator: str = ""
     restored: bool = False
+    vmm: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ def create(place: Place, op: CreateSandbox) -> None:
     wanted = Record(op.sandbox, op.generation, op.slot, op.template, op.disk_mib, op.memory_mib, op.cpus, op.snapshot)
     found = find(place, op.sandbox)
     if found is not None:
-        if replace(found, pid=0, started=0, answered=False, accelerator="", restored=False) != wanted:
+        if replace(found, pid=0, started=0, answered=False, accelerator="", restored=False, vmm="") != wanted:
             raise Conflict(f"sandbox {op.sandbox} is there already, as generation {found.generation} or with another shape")
     else:
         _check_slot(place, op)

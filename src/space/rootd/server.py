@@ -154,7 +154,7 @@ class Rootd:
         names = ("snapshot", "sandbox", "generation", "template", "parent", "shared", "durable", "disk_mib", "private_bytes", "taken_at")
         told = {name: getattr(manifest, name) for name in names}
         told |= {"cpus": manifest.machine.cpus, "memory_mib": manifest.machine.memory_mib, "accelerator": manifest.machine.accelerator}
-        return told | {"held": manifest.shared and memory.is_held(self.place, manifest.snapshot)}
+        return told | {"held": manifest.shared and memory.is_held(self.place, manifest)}
 
     def _on_snapshot(self, op: str, snapshot: str) -> tuple[dict[str, Any], tuple[int, ...]]:
         if op == "hold_memory":

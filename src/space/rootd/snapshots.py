@@ -7,10 +7,12 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from space.config import firecracker as shelf
 from space.config import snapshots as layout
 from space.config.artefacts import Store
 from space.config.instance import Instance
 from space.config.snapshots import SnapshotManifest
+from space.core.plan import firecracker as jailed
 from space.core.plan import machine
 from space.host import clockrate, files
 from space.model.errors import Conflict, NotFound
@@ -114,10 +116,26 @@ def _is_locked(directory: int, name: str) -> bool:
     return False
 
 
-def machine_of(instance: Instance, template: str, accelerator: str, cpus: int, memory_mib: int) -> layout.Machine:
-    """What a machine of this host, template and shape is to a snapshot. NotFound without the template or its VMM."""
+def machine_of(instance: Instance, template: str, accelerator: str, cpus: int, memory_mib: int, firecracker: str = "") -> layout.Machine:
+    """What a machine of this host, template and shape is to a snapshot. NotFound without the template or its VMM.
+
+    firecracker: the digest of the one that it is or was made by, if it is one.
+    """
     store = Store(instance.artefacts, instance.templates)
     manifest = store.template_by_digest(template)
+    if accelerator == jailed.NAME:
+        return layout.Machine(
+            vmm=shelf.get(store, firecracker).digest,
+            kernel=manifest.kernel,
+            initramfs=manifest.initramfs,
+            protocol=manifest.protocol,
+            accelerator=accelerator,
+            cpu="host",
+            cpus=cpus,
+            memory_mib=memory_mib,
+            command_line=jailed.kernel_arguments(),
+            devices=layout.fingerprint(call.line() for call in jailed.devices(cpus, memory_mib)),
+        )
     vmm = store.path("qemu", manifest.qemu) / "root"
     if not Path(f"{vmm}{machine.BINARY}").exists():
         raise NotFound(f"the VMM {manifest.qemu} is not on this machine any more", hint="the sandbox can be started from its disk")

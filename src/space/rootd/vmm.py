@@ -9,19 +9,23 @@ rootd's own death touches none of them.
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NoReturn
 
+from space.config import firecracker as shelf
 from space.config import snapshots as layout
-from space.core.plan import machine
+from space.core.plan import firecracker, machine
 from space.host import clockrate, files, namespaces, syscalls
 from space.model.errors import Conflict, Gone, Internal, Unsupported
 from space.model.rootd import SandboxOp, StartVmm
-from space.rootd import jail, memory, sandboxes, slots, snapshots
+from space.rootd import jail, jailer, memory, sandboxes, slots, snapshots
 from space.rootd.log import log
 from space.rootd.sandboxes import Place, Record
 
@@ -54,8 +58,10 @@ def start(place: Place, children: Children, op: StartVmm) -> int:
         raise Gone(f"the VMM of {record.sandbox} generation {record.generation} was started and has ended")
     if not slots.exists(place.instance, record.slot):
         raise Conflict(f"slot {record.slot} of {record.sandbox} is gone", hint="create_slot makes it")
-    if op.accelerator == "kvm" and not Path("/dev/kvm").exists():
+    if op.accelerator != "tcg" and not Path("/dev/kvm").exists():
         raise Unsupported("this machine has no /dev/kvm", hint="accelerator `tcg` emulates")
+    if op.accelerator == firecracker.NAME:
+        return _start_firecracker(place, children, replace(record, accelerator=op.accelerator, restored=op.restore))
     if op.restore:
         _check_origin(place, record, op.accelerator)
     with ExitStack() as stack:
@@ -69,7 +75,27 @@ def start(place: Place, children: Children, op: StartVmm) -> int:
         stack.callback(os.close, stderr)
         record = replace(record, accelerator=op.accelerator, restored=op.restore)
         plan = _plan(place, record, (*(listener.fileno() for listener in listeners), disk, *origin), stderr, children.trees)
-        pid, pidfd = _spawn(place, record, plan)
+        pid, pidfd = _spawn(place, record, functools.partial(jail.become, plan))
+        children.by_pid[pid] = (record.sandbox, os.dup(stderr))
+        return pidfd
+
+
+def _start_firecracker(place: Place, children: Children, record: Record) -> int:
+    """A boot takes the machine's current one, a restore the one that made the snapshot."""
+    if record.restored:
+        if not record.snapshot:
+            raise _no_snapshot(record)
+        origin = snapshots.load(place.instance, record.snapshot)
+        record = replace(record, vmm=origin.machine.vmm if origin.machine.accelerator == firecracker.NAME else "")
+        _check_origin(place, record, record.accelerator)
+    else:
+        record = replace(record, vmm=shelf.current(place.store).digest)
+    with ExitStack() as stack:
+        stderr = _bounded_file()
+        stack.callback(os.close, stderr)
+        plan = jailer.prepare(place, record, stderr)
+        stack.callback(os.close, plan.serial)
+        pid, pidfd = _spawn(place, record, functools.partial(jailer.become, plan))
         children.by_pid[pid] = (record.sandbox, os.dup(stderr))
         return pidfd
 
@@ -140,9 +166,14 @@ def _bounded_file() -> int:
 
 def _check_origin(place: Place, record: Record, accelerator: str) -> None:
     if not record.snapshot:
-        raise Conflict(f"sandbox {record.sandbox} was not made of a snapshot", hint="it can be started from its disk")
+        raise _no_snapshot(record)
     manifest = snapshots.load(place.instance, record.snapshot)
-    layout.check(manifest, snapshots.machine_of(place.instance, record.template, accelerator, record.cpus, record.memory_mib))
+    shape = (accelerator, record.cpus, record.memory_mib, record.vmm)
+    layout.check(manifest, snapshots.machine_of(place.instance, record.template, *shape))
+
+
+def _no_snapshot(record: Record) -> Conflict:
+    return Conflict(f"sandbox {record.sandbox} was not made of a snapshot", hint="it can be started from its disk")
 
 
 def _open_origin(place: Place, record: Record) -> tuple[int, int]:
@@ -180,7 +211,7 @@ def _plan(place: Place, record: Record, descriptors: tuple[int, ...], stderr: in
     )
 
 
-def _spawn(place: Place, record: Record, plan: jail.Jail) -> tuple[int, int]:
+def _spawn(place: Place, record: Record, become: Callable[[int, int], NoReturn]) -> tuple[int, int]:
     go_reader, go = os.pipe()
     errors, errors_writer = os.pipe()
     try:
@@ -191,7 +222,7 @@ def _spawn(place: Place, record: Record, plan: jail.Jail) -> tuple[int, int]:
         raise
     if pid == 0:
         os.close(go)
-        jail.become(plan, go_reader, errors_writer)
+        become(go_reader, errors_writer)
     os.close(go_reader)
     os.close(errors_writer)
     try:

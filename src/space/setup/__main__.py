@@ -12,10 +12,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from space.config import firecracker
 from space.config.artefacts import Store
 from space.config.instance import DATA_ROOT, abandoned
 from space.model.errors import SpaceError
 from space.setup import apt, clean, daemon, deps, doctor, initramfs, kernel, layer, qemu, rootfs, runtime, shelf, storage, systemd, template
+from space.setup import firecracker as add_firecracker
 from space.setup.graph import Step, run
 from space.setup.progress import Progress, complain
 
@@ -24,6 +26,9 @@ KINDS = ("daemon", "kernel", "initramfs", "qemu", "rootfs", "root", "template")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 0 when the machine is ready."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == [firecracker.KIND]:
+        return add_firecracker.main(words[1:])
     parser = argparse.ArgumentParser(prog="space setup", description="Make this machine ready for sandboxes (as root).")
     parser.add_argument("--check", action="store_true", help="change nothing; say what is missing (status 1 if anything is)")
     parser.add_argument("--tests", action="store_true", help="the environment of the tests too")
@@ -34,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--grow-storage", metavar="GIB", type=int, help="make the loop file with the data so large, and nothing else")
     parser.add_argument("--systemd", action="store_true", help="write a unit that serves instances (space@NAME.service), and nothing else")
     parser.add_argument("--enable", metavar="NAME", nargs="?", const="default", help="with --systemd: enable it for an instance (default)")
-    given = parser.parse_args(argv)
+    given = parser.parse_args(words)
     if given.enable is not None and not given.systemd:
         parser.error("--enable goes with --systemd")
     try:

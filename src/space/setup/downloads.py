@@ -20,7 +20,7 @@ from space.setup import apt, command, debs
 
 MOST_BYTES = 2 << 30
 _PYTHON = "3.11"  # the guest's
-_FETCH = """
+FETCH = """
 import shutil, sys, urllib.request
 with urllib.request.urlopen(sys.argv[1], timeout=60) as source, open(sys.argv[2], "xb") as target:
     left = int(sys.argv[3])
@@ -81,7 +81,7 @@ def _one(kind: str, each: Mapping[str, str], into: Path, user: int | None) -> No
         )  # fmt: skip
     else:
         command.run(
-            [sys.executable, "-I", "-c", _FETCH, what, into / each["name"], str(MOST_BYTES)],
+            [sys.executable, "-I", "-c", FETCH, what, into / each["name"], str(MOST_BYTES)],
             what=f"fetch {each['name']}", env=home, user=user, cwd=into,
         )  # fmt: skip
 

@@ -69,7 +69,7 @@ def make(store: Store, python: Path, *, update: bool, extra: Sequence[str] = ())
         return final, False
     with shelf.staged(final, recorded=True) as stage:
         tree = stage / "tree"
-        _bootstrap(tree, sources, (*PACKAGES, *sorted(extra)))
+        bootstrap(tree, sources, (*PACKAGES, *sorted(extra)))
         fresh = root.make(python, f"base {digest[:12]}")
         dress(tree)
         root.install(tree, fresh.certificate)
@@ -85,7 +85,8 @@ def make(store: Store, python: Path, *, update: bool, extra: Sequence[str] = ())
     return final, True
 
 
-def _bootstrap(tree: Path, sources: list[apt.Source], packages: Sequence[str]) -> None:
+def bootstrap(tree: Path, sources: list[apt.Source], packages: Sequence[str]) -> None:
+    """A minimal Debian with these packages, as root's files in `tree`."""
     # Files, not arguments: a proxy's or a mirror's address can hold a password, and arguments are for everybody to see.
     options, mirrors = tree.with_name("apt.conf"), tree.with_name("sources.list")
     for path, lines in ((options, [f"{option};" for option in apt.acquire_options()]), (mirrors, [source.line for source in sources])):

@@ -198,10 +198,10 @@ def test_refusal_is_a_code_and_a_bounded_sentence() -> None:
 
 
 def test_privileged_process_stays_small_enough_to_be_read() -> None:
-    """One sitting: at most 2,400 lines, 500 of them for snapshots, and nothing but the standard library and this project."""
+    """One sitting: at most 2,900 lines, 500 of them for snapshots, 300 for Firecracker's jailer; the standard library and this project."""
     sources = sorted(Path(records.__file__).parent.glob("*.py"))
     assert len(sources) > 5
-    assert sum(len(path.read_text().splitlines()) for path in sources) <= 2500
+    assert sum(len(path.read_text().splitlines()) for path in sources) <= 2900
     code = "import sys, space.rootd.server; print(*sorted({name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert set(loaded) <= {"space", "__main__", "sitecustomize"} | _finders(loaded)

@@ -36,8 +36,8 @@ _CPU_PERIOD_USEC: Final = 100_000
 # SATA SSD moves (550 MB/s), and far more operations than a spinning disk has; the rest is its neighbours'.
 DISK_BYTES_PER_SECOND: Final = 200_000_000
 DISK_OPERATIONS_PER_SECOND: Final = 5_000
-_BURST: Final = 4  # times the lasting rate
-_BURST_SECONDS: Final = 10
+DISK_BURST: Final = 4  # times the lasting rate
+DISK_BURST_SECONDS: Final = 10
 
 GUEST_ADDRESS: Final = "10.0.0.2/30"
 GATEWAY: Final = "10.0.0.1"
@@ -183,7 +183,7 @@ def _origin(machine: Machine, fds: Descriptors) -> tuple[str, ...]:
 def _disk_limits() -> str:
     limits: dict[str, int] = {}
     for unit, rate in (("bps", DISK_BYTES_PER_SECOND), ("iops", DISK_OPERATIONS_PER_SECOND)):
-        limits |= {f"{unit}-total": rate, f"{unit}-total-max": _BURST * rate, f"{unit}-total-max-length": _BURST_SECONDS}
+        limits |= {f"{unit}-total": rate, f"{unit}-total-max": DISK_BURST * rate, f"{unit}-total-max-length": DISK_BURST_SECONDS}
     # as JSON: QEMU 7.2 refuses some of these names when they are written with dots
     return json.dumps({"qom-type": "throttle-group", "id": DISK_LIMITS, "limits": limits})
 

@@ -6,6 +6,7 @@ Everything here was written by the guest: escape sequences that could drive an o
 from __future__ import annotations
 
 import asyncio
+import io
 import socket
 from contextlib import suppress
 
@@ -25,7 +26,7 @@ def last_lines(raw: bytes, count: int = 6, width: int = 160) -> list[str]:
 class Console:
     """Owns the socket of one VMM's serial port. Must be made within the event loop."""
 
-    def __init__(self, link: socket.socket) -> None:
+    def __init__(self, link: socket.socket | io.FileIO) -> None:
         self._link = link
         self._ring = bytearray()
         self._task = asyncio.create_task(self._drain(), name="serial console")
@@ -44,12 +45,35 @@ class Console:
         await asyncio.wait({self._task})
         self._link.close()
 
+    async def _read(self) -> bytes:
+        assert isinstance(self._link, socket.socket)
+        return await asyncio.get_running_loop().sock_recv(self._link, _CHUNK)
+
     async def _drain(self) -> None:
         loop = asyncio.get_running_loop()
         pace = Pace(limits.SERIAL_RATE)
         with suppress(OSError):
-            while chunk := await loop.sock_recv(self._link, _CHUNK):
+            while chunk := await self._read():
                 self._ring += chunk
                 del self._ring[: -limits.SERIAL_RING]
                 if wait := pace.spend(len(chunk), loop.time()):
                     await asyncio.sleep(wait)  # the guest's writes to its console wait meanwhile, nothing else does
+
+
+class PipeConsole(Console):
+    """The same of a console that is a pipe. Owns the file, whose descriptor does not block."""
+
+    def __init__(self, pipe: io.FileIO) -> None:
+        self._pipe = pipe
+        super().__init__(pipe)
+
+    async def _read(self) -> bytes:
+        while (chunk := self._pipe.read(_CHUNK)) is None:
+            there = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            loop.add_reader(self._pipe, there.set)
+            try:
+                await there.wait()
+            finally:
+                loop.remove_reader(self._pipe)
+        return chunk

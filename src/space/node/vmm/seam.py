@@ -1,4 +1,4 @@
-"""The VMM seam: what the node's lifecycle needs of any VMM. Drivers: qemu.py, fake.py (and Firecracker later).
+"""The VMM seam: what the node's lifecycle needs of any VMM. Drivers: qemu.py, firecracker.py, and the fake.
 
 One contract suite (tests/contract/test_vmm.py) runs over every driver.
 """
@@ -44,13 +44,14 @@ class SnapshotPlan:
 class Taken:
     """A snapshot that is there. stopped_ms: how long the vCPUs stood still for it (until all was copied). private_bytes: memory that was
     copied beyond what the machine shares with the snapshot that it was made of. stages_ms: ready, stop, state, copy (of it memory and
-    disk), resume, done.
+    disk), resume, done. pipes_end: the machine's pipes end when it runs on, and `connect` makes others.
     """
 
     snapshot: str
     stopped_ms: float
     private_bytes: int
     stages_ms: dict[str, float]
+    pipes_end: bool = False
 
 
 # One byte pipe to the guest: a connected stream socket, non-blocking. Whoever gets it owns it; rpc.Session.open_guest takes it over.

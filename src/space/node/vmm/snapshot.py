@@ -28,7 +28,7 @@ _MESSAGE = 4096
 _FDSET = 77  # of the device state; the command line has others
 
 
-class _Talk:
+class Talk:
     """The conversation with rootd's process."""
 
     def __init__(self, descriptor: int) -> None:
@@ -66,7 +66,7 @@ class _Talk:
         self._socket.close()
 
 
-class _Clock:
+class Clock:
     """Milliseconds of each stage."""
 
     def __init__(self) -> None:
@@ -81,9 +81,9 @@ class _Clock:
 
 async def take(qmp: Qmp, rootd: SnapshotRootd, op: SandboxOp, plan: SnapshotPlan) -> Taken:
     """Take it; see `seam.Machine.snapshot`."""
-    clock = _Clock()
+    clock = Clock()
     door = await rootd.begin_snapshot(BeginSnapshot(op.sandbox, op.generation, plan.snapshot, plan.shared, plan.durable))
-    talk = _Talk(door.talk)
+    talk = Talk(door.talk)
     try:
         await talk.hear("ready", limits.SNAPSHOT_READY)
         clock.lap("ready")
@@ -104,7 +104,7 @@ async def take(qmp: Qmp, rootd: SnapshotRootd, op: SandboxOp, plan: SnapshotPlan
     return Taken(plan.snapshot, round(stopped, 3), private, clock.stages)
 
 
-async def _window(qmp: Qmp, talk: _Talk, state: int, clock: _Clock, *, ran: bool, resume: bool) -> int:
+async def _window(qmp: Qmp, talk: Talk, state: int, clock: Clock, *, ran: bool, resume: bool) -> int:
     """While nothing runs. The bytes of memory that were copied."""
     try:
         await qmp.execute("stop")
