@@ -135,6 +135,7 @@ def machine_of(instance: Instance, template: str, accelerator: str, cpus: int, m
             memory_mib=memory_mib,
             command_line=jailed.kernel_arguments(),
             devices=layout.fingerprint(call.line() for call in jailed.devices(cpus, memory_mib)),
+            counter_khz=clockrate.sure_khz(),
         )
     vmm = store.path("qemu", manifest.qemu) / "root"
     if not Path(f"{vmm}{machine.BINARY}").exists():

@@ -19,7 +19,7 @@ import re
 import socket
 import stat
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -178,6 +178,11 @@ class FirecrackerMachine:
     async def _run_again(self) -> None:
         with suppress(SpaceError):  # it died: its owner hears of that
             await self._call(plan.resume())
+
+    async def keep_going(self, stalled: Callable[[bool], object]) -> None:
+        """Firecracker does not stop a guest whose write finds no space: the guest is told of an error, and nothing stands still."""
+        del stalled
+        await asyncio.get_running_loop().create_future()
 
     async def wait(self) -> str:
         """Until it is gone, and why."""
