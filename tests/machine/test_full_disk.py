@@ -47,7 +47,7 @@ def place(tmp_path: Path) -> Iterator[tuple[BareInstance, SmallDisk]]:
         disks.append(SmallDisk(over))
         return small_disk(over, tmp_path / "image", SIZE_MIB)
 
-    settings = Settings(accelerator="tcg", warm_templates=1, disk_reserve_mib=0)
+    settings = Settings(accelerator="tcg", warm_templates=1, clones_ahead=0, disk_reserve_mib=0)
     with bare_instance(*BESIDE_NODE, "node", settings=settings, storage=storage) as bare:
         yield bare, disks[0]
 

@@ -52,7 +52,7 @@ class Served(Link[Acceptor]):
         return error
 
     def fault(self, event: WasReset) -> SpaceError:
-        return from_code(event.code, event.message)
+        return from_code(event.code, event.message, hint=event.hint or None)
 
     def _end_streams(self, error: SpaceError) -> None:
         super()._end_streams(error)
@@ -100,7 +100,7 @@ class Served(Link[Acceptor]):
         try:
             await self._handler(stream, stream.verb, request)
         except SpaceError as error:
-            stream.reset_now(error.code, str(error))
+            stream.reset_now(error.code, error.message, error.hint or "")
         except asyncio.CancelledError:
             stream.reset_now("unavailable", "the server is stopping")
             raise

@@ -232,7 +232,7 @@ class Session(Link[Opener]):
     def fault(self, event: WasReset) -> SpaceError:
         if len(self._layout) == len(GUEST) and event.code not in _GUESTS_CODES:
             return GuestError(f"{event.message} [{event.code}]" if event.code in BY_CODE else event.message)
-        return from_code(event.code, event.message)
+        return from_code(event.code, event.message, hint=event.hint or None if len(self._layout) != len(GUEST) else None)
 
     def _dead(self) -> SpaceError:
         error = self.closed.result()

@@ -135,14 +135,14 @@ class Stream:
         self._closed = True
         return self._link.mux.send_close(self.number)
 
-    def reset_now(self, code: str, message: str) -> None:
+    def reset_now(self, code: str, message: str, hint: str = "") -> None:
         """`reset`, for callers that cannot wait."""
         if self._failure or (self._closed and self._ended):
             return
-        self._link.write(0, self._link.mux.send_reset(self.number, code, message))
+        self._link.write(0, self._link.mux.send_reset(self.number, code, message, hint))
         self._inbox.clear()
         self._ended = False
-        self.fail(lambda: from_code(code, message))
+        self.fail(lambda: from_code(code, message, hint=hint or None))
         self._link.forget(self)
 
     async def _room(self, least: int) -> int:

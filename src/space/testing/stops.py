@@ -17,12 +17,10 @@ from pathlib import Path
 from space.testing.bareinstance import BareInstance
 
 _WITHIN = 60.0
-# `limits.AHEAD`: what is made ahead would go through stages that nobody asked for.
 _NODE = """
 import asyncio, os, sys
 from pathlib import Path
-from space.node import limits, server
-limits.AHEAD = 0
+from space.node import server
 armed, reached, go = (Path({place!r}) / name for name in ("armed", "reached", "go"))
 async def trace(sandbox, stage, when):
     try:

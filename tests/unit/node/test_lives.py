@@ -316,12 +316,13 @@ async def test_a_start_that_fails_leaves_it_stopped_with_its_disk(tmp_path: Path
         await gone(sim, session, sandbox)
 
 
-async def test_a_checkpoint_that_fails_leaves_it_running_without_it(tmp_path: Path) -> None:
+async def test_a_checkpoint_that_fails_leaves_it_running_without_it_and_the_remedy_is_told_apart(tmp_path: Path) -> None:
     async with node(tmp_path, host=(host := MemoryHost())) as (sim, session):
         sandbox = await created(session)
-        host.fail_next("begin_snapshot", NoCapacity("no space left on device"))
-        with pytest.raises(NoCapacity):
+        host.fail_next("begin_snapshot", NoCapacity("no space left on device", hint="free some"))
+        with pytest.raises(NoCapacity) as caught:
             await session.call("checkpoint", life_api.Checkpoint(sandbox=sandbox, checkpoint=new_checkpoint_id()))
+        assert (caught.value.message, caught.value.hint) == ("snapshot: no space left on device", "free some")
         assert (found(sim, sandbox).phase, found(sim, sandbox).checkpoints()) == ("running", [])
         await session.call("noop", api.Target(sandbox))
         await gone(sim, session, sandbox)

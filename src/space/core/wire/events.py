@@ -70,6 +70,7 @@ class WasReset(msgspec.Struct, frozen=True):
     stream: int
     code: str
     message: str
+    hint: str = ""
 
 
 class Credited(msgspec.Struct, frozen=True):

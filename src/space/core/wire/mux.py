@@ -59,11 +59,12 @@ Bytes = bytes | bytearray | memoryview
 _MAX_EARLY_RESETS = MAX_STREAMS
 
 
-class _Fault(msgspec.Struct, frozen=True):
-    """RESET's payload."""
+class _Fault(msgspec.Struct, frozen=True, omit_defaults=True):
+    """RESET's payload. hint: between node and control; to a guest none is said, and of a guest none is heard."""
 
     code: str
     message: str
+    hint: str = ""
 
 
 _FAULT = msgspec.msgpack.Decoder(_Fault)
@@ -116,7 +117,7 @@ class Mux:
             assert kind == RESET, kind
             fault = _fault(frame)
             del self._flows[number]
-            out.append(WasReset(number, fault.code, fault.message))
+            out.append(WasReset(number, fault.code, fault.message, fault.hint))
 
     def _heartbeat(self, frame: Frame, out: list[Event]) -> None:
         if frame.type == PING:
@@ -175,14 +176,14 @@ class Mux:
             del self._flows[stream]
         return self._encoders[flow.pipe].frame(CLOSE, stream)
 
-    def send_reset(self, stream: int, code: str, message: str) -> bytes:
+    def send_reset(self, stream: int, code: str, message: str, hint: str = "") -> bytes:
         """A RESET frame, for pipe 0: the stream has ended. Empty when it had already."""
         if self._flows.pop(stream, None) is None:
             return b""
-        return self._reset(stream, code, message)
+        return self._reset(stream, code, message, hint)
 
-    def _reset(self, stream: int, code: str, message: str) -> bytes:
-        return self._encoders[0].frame(RESET, stream, msgspec.msgpack.encode(_Fault(code, message[:MAX_TEXT])))
+    def _reset(self, stream: int, code: str, message: str, hint: str = "") -> bytes:
+        return self._encoders[0].frame(RESET, stream, msgspec.msgpack.encode(_Fault(code, message[:MAX_TEXT], hint[:MAX_TEXT])))
 
     def took(self, stream: int, size: int) -> bytes:
         """The consumer took `size` bytes: a CREDIT frame for pipe 0, or nothing while it is not worth one."""
@@ -364,5 +365,5 @@ def _fault(frame: Frame) -> _Fault:
         fault = _FAULT.decode(frame.payload)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ProtocolError(f"RESET of stream {frame.stream} has no code and message: {str(error)[:100]}") from None
-    text = "".join(c if c.isprintable() else "?" for c in fault.message[:MAX_TEXT])
-    return _Fault("".join(c for c in fault.code[:40] if c.isprintable()), text)
+    text, hint = ("".join(c if c.isprintable() else "?" for c in each[:MAX_TEXT]) for each in (fault.message, fault.hint))
+    return _Fault("".join(c for c in fault.code[:40] if c.isprintable()), text, hint)
