@@ -35,4 +35,4 @@ def test_an_unknown_section_is_named_with_those_there_are(capsys: pytest.Capture
     with pytest.raises(SystemExit) as refused:
         main.main(["warp"])
     assert refused.value.code == 2
-    assert "no such section: warp (there are start, exec, files, idle, gateway, lives, density, scale)" in capsys.readouterr().err
+    assert f"no such section: warp (there are {', '.join(main.sections())})" in capsys.readouterr().err
