@@ -434,7 +434,18 @@ MUTATIONS: tuple[Mutation, ...] = (
             "                error.strerror",
             "tests/unit/auditd/test_auditd.py",
         ),
-        ("sandbox-by-word", "            if record.sandbox == own or not own:", "            if 1:", "tests/unit/auditd/test_auditd.py"),
+        (
+            "sandbox-by-word",
+            '            if not own or (record.sandbox == own and not getattr(record, "generation", 0)):',
+            "            if 1:",
+            "tests/unit/auditd/test_auditd.py",
+        ),
+        (
+            "life-by-word",
+            ' and not getattr(record, "generation", 0)):',
+            "):",
+            "tests/unit/auditd/test_auditd.py",
+        ),
     ),
     *_of(
         "audit: chains and heads",

@@ -230,11 +230,11 @@ class Keeper:
         known = b'{"at":"%s","generation":%d,' % (stamp, source.generation) if source.sandbox else b'{"at":"%s",' % stamp
         found, own = [], source.sandbox
         for record in records:
-            if record.sandbox == own or not own:
+            if not own or (record.sandbox == own and not getattr(record, "generation", 0)):
                 entry = Entry(record.sandbox, known + _JSON.encode(record)[1:])
-            else:
+            else:  # what it says of itself stands under what is known
                 told: dict[str, Any] = msgspec.to_builtins(record)
-                entry = self._told(source, {**told, "claimed": record.sandbox})
+                entry = self._told(source, told if record.sandbox == own else {**told, "claimed": record.sandbox})
             if len(entry.body) > _MOST_BODY:  # control characters take six bytes each
                 raise RecordRefused("a record that no line can hold")
             found.append(entry)

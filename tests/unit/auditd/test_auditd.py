@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from space.audit.files import FilesVerified, Wanted, export, segments, verify_files
@@ -125,13 +126,18 @@ async def test_sandbox_generation_and_time_are_the_sockets_and_a_lie_is_told(bot
         one, again, dialer = await source(client), await source(client, ONE, 2), await source(client, "", 0, "dialer")
         await one.written(asked(1))
         await again.written(asked(2, sandbox=OTHER, query=("q", "token")))
-        await dialer.written(Dialled(sandbox=OTHER, name="www.example.com", port=443, address="192.0.2.1"))
-    first, second = both.records()
+        dialled = Dialled(sandbox=OTHER, name="www.example.com", port=443, address="192.0.2.1", generation=3)
+        await dialer.written(dialled)
+        await one.written(msgspec.structs.replace(dialled, sandbox=ONE, generation=99))
+    first, second, third = both.records()
     assert (first["sandbox"], first["generation"], first["type"], first["status"]) == (ONE, 1, "request", 200)
     assert (second["sandbox"], second["generation"], second["claimed"], second["query"]) == (ONE, 2, OTHER, ["q", "token"])
     assert first["at"].endswith("Z")
     assert "claimed" not in first
-    assert [record["sandbox"] for record in both.records("dialer")] == [OTHER]
+    assert (third["sandbox"], third["generation"]) == (ONE, 1)
+    lines = list(export(both.audit.data, "gateway", EVERYTHING))
+    assert [line.count(b"generation") for line in lines] == [1, 1, 1]
+    assert [(record["sandbox"], record["generation"]) for record in both.records("dialer")] == [(OTHER, 3)]
 
 
 async def test_heads_are_vouched_for_within_a_second_and_at_the_end(both: Pair) -> None:

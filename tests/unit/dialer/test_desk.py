@@ -55,8 +55,8 @@ def test_a_worker_gets_the_socket_of_what_its_policy_allows_and_a_record_stands_
             stale, none = await worker.dial(NAME, at.port, 2)
             assert (stale.reason, none) == ("policy_generation", None)
             told = at.recorded()
-            assert [(one.sandbox, one.reason) for one in told if isinstance(one, Dialled)] == [
-                (ONE, ""), (ONE, "name_not_allowed"), (ONE, "policy_generation"),
+            assert [(one.sandbox, one.generation, one.reason) for one in told if isinstance(one, Dialled)] == [
+                (ONE, 1, ""), (ONE, 1, "name_not_allowed"), (ONE, 1, "policy_generation"),
             ]  # fmt: skip
 
     run(main())
