@@ -2,7 +2,9 @@
 
 `checks_per_s`: leases for one use a second of the broker's processor time (user and system), asked for by eight sandboxes at a time; beside
 it the same with the keeper's time counted too, and what the clock said. `load_ms`, `memory_mib`: from the start of a broker whose store has
-100,000 grants until it is ready, and its memory after it has told 64 sandboxes what they have and lent to each.
+100,000 grants until it is ready, and its memory after it has told 64 sandboxes what they have and lent to each. `granted_over_plain`,
+`tripwire_over_plain`: processor time of worker and broker for a small request on a kept connection, and for a byte of a large reply, with a
+grant over without one.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from space.bench import granted
 from space.bench.figures import Figure, Section, median, of
+from space.bench.gatewayload import NAME
 from space.bench.stack import Stack
 from space.core.credentials.secret import packed
 from space.model.secret import Secret
@@ -43,6 +47,7 @@ async def _measure(directory: Path, *, quick: bool) -> Section:
     keeper.start()
     try:
         rates, with_keeper, wall = await _checks(broker, keeper, _CHECKS // (10 if quick else 1))
+        costs = await _granted(broker, keeper, quick=quick)
         await _many(broker)
         seconds, mib = await _loaded(broker, keeper)
     finally:
@@ -50,6 +55,7 @@ async def _measure(directory: Path, *, quick: bool) -> Section:
         keeper.stop()
     figures = {
         "checks_per_s": of(rates, "1/s", with_keeper=median(with_keeper), wall=median(wall)),
+        **costs,
         "load_ms": Figure(seconds * 1000, "ms", {"grants": float(_GRANTS)}),
         "memory_mib": Figure(mib, "MiB", {"grants": float(_GRANTS)}),
     }
@@ -90,6 +96,19 @@ async def _checks(broker: BrokerProcess, keeper: AuditProcess, checks: int) -> t
     control.close()
     audit.close()
     return rates, with_keeper, wall
+
+
+async def _granted(broker: BrokerProcess, keeper: AuditProcess, *, quick: bool) -> dict[str, Figure]:
+    control, audit = await _joined(broker, keeper)
+    await control.put_secret(TENANT, "token", "static", Secret(packed({"value": b"tk_live_0Pn2DMIKRiIjIpZLtxvLqw9YxQ7aB3cD"})))
+    said = {"name": granted.GRANT, "secret": "token", "where": {"host": NAME}, "slot": {"kind": "header"}, "who": {"all": True}}
+    await control.put_grant(TENANT, json.dumps(said).encode())
+    worker = await _worker(control, 0, {})
+    found = await granted.measure(worker, lambda: _spent(broker), quick=quick)
+    worker.close()
+    control.close()
+    audit.close()
+    return found
 
 
 async def _asks(worker: Signer, count: int) -> None:

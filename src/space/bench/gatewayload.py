@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import random
 import socket
 import ssl
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ class _Upstream(asyncio.Protocol):
     """Answers each request: a kilobyte, or eight megabytes where the path says so."""
 
     _SMALL = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n\r\n" % SMALL + b"x" * SMALL
-    _LARGE = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n\r\n" % LARGE + b"x" * LARGE
+    _LARGE = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n\r\n" % LARGE + random.Random(7).randbytes(LARGE)  # noqa: S311 - constant bytes are a search's best or worst
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)

@@ -122,6 +122,8 @@ class Tripwire:
         """Where the first thing begins that may go on as an echo; the end where there is none."""
         first = len(data)
         for form in self.forms:
+            if form.needs:  # another one has the same units
+                continue
             start = max(0, len(data) - form.longest + 1)
             for found in form.begins.finditer(data, start, len(data)):
                 at = found.start()
@@ -197,9 +199,15 @@ def _spellings(byte: int) -> Unit:
 
 
 def _form(units: Sequence[Unit], anchors: Iterable[bytes], needs: bytes) -> Form:
-    firsts = b"".join({re.escape(spelling[:1]) for spelling in units[0]})
     longest = sum(max(map(len, unit)) for unit in units)
-    return Form(tuple(units), tuple(anchor[:_ANCHOR] for anchor in dict.fromkeys(anchors)), needs, longest, re.compile(b"[%s]" % firsts))
+    return Form(tuple(units), tuple(anchor[:_ANCHOR] for anchor in dict.fromkeys(anchors)), needs, longest, _begins(units))
+
+
+def _begins(units: Sequence[Unit]) -> re.Pattern[bytes]:
+    """What three units match, or where too little is left to tell."""
+    first, *more = [b"(?:%s)" % b"|".join(map(re.escape, unit)) for unit in units[:3]]
+    starts = b"[%s]" % b"".join({re.escape(spelling[:1]) for spelling in units[0]})
+    return re.compile(b"%s%s|%s(?=.{0,17}\\Z)" % (first, b"".join(more), starts), re.DOTALL)
 
 
 def _longest(parts: Sequence[bytes]) -> bytes:
