@@ -13,19 +13,17 @@ from pathlib import Path
 from space.config import egress, keyfile
 from space.config.instance import Instance
 from space.config.settings import Settings
+from space.core.plan import edge, outbound
+from space.core.plan.ruleset import TAP
+from space.core.policy.synthetic import DEFAULT_RANGE
 from space.model.errors import SpaceError
 from space.setup import command
 from space.setup.checkup import Check, failure, fine, warning
 
-# Loaded in a network namespace that ends with the process that tried it.
-PROBE = """\
-table netdev probe {
-    chain incoming { type filter hook ingress device "lo" priority 0; policy drop; }
-}
-table ip probe {
-    chain incoming { type filter hook prerouting priority mangle; meta l4proto tcp tproxy to :15001 accept; }
-}
-"""
+# The product's own rulesets, loaded in a network namespace that ends with the process that tried it, where `lo` stands for the TAP.
+PROBE = edge.ruleset(edge.Plan(DEFAULT_RANGE)).replace(f'"{TAP}"', '"lo"') + outbound.text(
+    outbound.Outbound(0, ((ip_address("192.0.2.53"), 53),))
+)
 _METADATA = ("169.254.169.254", "169.254.170.2", "100.100.100.200", "168.63.129.16", "fd00:ec2::254")
 
 
@@ -48,13 +46,18 @@ def see_edge() -> Edge:
 
 
 def judge_edge(found: Edge) -> Check:
-    """Ingress filter and TPROXY: without them a sandbox gets no slot."""
-    looked = "an ingress chain and a TPROXY rule in a network namespace of their own"
+    """A slot's edge and the dialer's filter: without the first a sandbox gets no slot, without the second rootd does not start."""
+    looked = "the rules of an edge and of the dialer's filter in a network namespace of their own"
     if found.error is None:
         return fine("egress of the kernel", "whether it has TPROXY only root can see", looked_at=looked)
     if found.error:
-        return failure("egress of the kernel", found.error, "modprobe nft_tproxy nf_tables; a kernel with both is needed", looked_at=looked)
-    return fine("egress of the kernel", "ingress filter and TPROXY", looked_at=looked)
+        return failure(
+            "egress of the kernel",
+            found.error,
+            "modprobe nf_tables nft_tproxy nft_fib_inet nft_reject_netdev; a kernel with them is needed",
+            looked_at=looked,
+        )
+    return fine("egress of the kernel", "ingress filter, TPROXY and the dialer's filter", looked_at=looked)
 
 
 @dataclass(frozen=True, slots=True)

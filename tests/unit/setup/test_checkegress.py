@@ -52,5 +52,7 @@ def test_settings_are_looked_at_against_the_machine(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a network namespace")
 def test_the_kernels_rules_are_tried_and_a_wrong_one_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checkegress.see_edge() == Edge("")
+    for part in ("type filter hook ingress", "tproxy ip to", "reject with tcp reset", "fib daddr type", "meta skuid"):
+        assert part in checkegress.PROBE
     monkeypatch.setattr(checkegress, "PROBE", "table ip probe {\n chain x { nonsense }\n}\n")
     assert "nonsense" in str(checkegress.see_edge().error)
