@@ -1,7 +1,7 @@
 # Everything that a person types. As root, on Debian 12; what is missing is installed first.
 .POSIX:
 .SUFFIXES:
-.PHONY: help setup demo test test-unit test-full test-mutations fuzz bench lint lock clean
+.PHONY: help setup demo test test-unit test-full test-mutations test-firecracker lab fuzz bench lint lock clean
 .NOTPARALLEL:
 
 # Resolved, so that a process shows which runtime it needs: an upgrade keeps that one.
@@ -31,6 +31,14 @@ test-unit: ## what needs no guest: unit, contract, golden, property and short fu
 test-mutations: ## weaken one defence after another: each must fail its tests; the table is report/mutations.md
 	@setup/bootstrap --tests
 	@setup/check mutations
+
+lab: ## make the machine in which Firecracker runs for real, without hardware virtualization too, and save it
+	@setup/bootstrap --tests
+	@setup/lab build
+
+test-firecracker: ## the contract of VMMs on the real Firecracker and its jailer, in the lab (docs/lab.md); not part of `make test` yet
+	@setup/bootstrap --tests
+	@setup/lab test
 
 fuzz: ## every parser of hostile bytes for ten minutes, two side by side; what is found goes into tests/fuzz/corpus
 	@setup/bootstrap --tests
