@@ -16,12 +16,12 @@ import typer
 from space.cli.context import Misuse, emit, examples, of, print_json, printable, when
 from space.cli.egress_log import Since, moment
 from space.cli.lazy import loaded
-from space.model.egresslog import CHAINS, RECORD_KINDS
+from space.model.egresslog import AUDIT_CHAINS, RECORD_KINDS
 from space.model.errors import InvalidArgument, PermissionDenied
 
 _KEY = re.compile(r"[0-9a-f]{64}\Z")
 Files = Annotated[Path | None, typer.Option("--files", metavar="DIR", help="A copy of the records; this machine's own otherwise.")]
-Chains = Annotated[list[str] | None, typer.Option("--chain", metavar="NAME", help=f"Only this: {', '.join(CHAINS)}; repeatable.")]
+Chains = Annotated[list[str] | None, typer.Option("--chain", metavar="NAME", help=f"Only this: {', '.join(AUDIT_CHAINS)}; repeatable.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -146,9 +146,9 @@ def _told(name: str, one: Any) -> dict[str, Any]:
 
 
 def _chains(given: list[str] | None) -> list[str]:
-    if unknown := set(given or []) - set(CHAINS):
-        raise Misuse(f"there is no chain {min(unknown)!r}", hint=f"there are {', '.join(CHAINS)}")
-    return list(dict.fromkeys(given or CHAINS))
+    if unknown := set(given or []) - set(AUDIT_CHAINS):
+        raise Misuse(f"there is no chain {min(unknown)!r}", hint=f"there are {', '.join(AUDIT_CHAINS)}")
+    return list(dict.fromkeys(given or AUDIT_CHAINS))
 
 
 def _directory(path: Path) -> Path:

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 SecretKind = Literal["static", "oauth_refresh", "client_credentials", "aws"]
 SECRET_KINDS: tuple[SecretKind, ...] = get_args(SecretKind)
-AlarmKind = Literal["tripwire", "rate", "revoked", "expired"]
+AlarmKind = Literal["tripwire", "misplaced", "rate", "revoked", "expired"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,8 @@ class GrantInfo:
 class CredentialAlarm:
     """What went wrong with a credential. count: how often since this was told last. secret: empty where only the grant is known.
 
-    kind: `tripwire` (a reply held the secret, which was replaced), `rate`, `revoked`, `expired` (a use that was refused for that).
+    kind: `tripwire` (a reply held the secret, which was replaced), `misplaced` (a placeholder was elsewhere than in its slot), `rate`,
+    `revoked`, `expired` (a use that was refused for that).
     """
 
     kind: AlarmKind

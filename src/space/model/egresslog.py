@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 RecordKind = Literal["name", "connection", "request", "credential", "dial", "repeated", "lost", "malformed"]
 RECORD_KINDS: tuple[RecordKind, ...] = get_args(RecordKind)
 CHAINS: tuple[Literal["gateway"], Literal["dialer"]] = ("gateway", "dialer")
+AUDIT_CHAINS = (*CHAINS, "broker")  # and that of credentials
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from space.rpc import broker_api, dialer_api, gateway_api
 from space.rpc.node_api import AlarmKind, CredentialAlarm, EgressCounters, EgressState, PendingAsk
 
 log = logging.getLogger(__name__)
+_ALARMS: dict[workertalk.Alarming, AlarmKind] = {"credential_echoed": "tripwire", "placeholder_misplaced": "misplaced"}
 COUNTS = ("connections", "requests", "denied", "names", "sent", "received")
 
 
@@ -294,7 +295,10 @@ class Egress:
             case workertalk.Counted():
                 life.traffic.now = {name: getattr(said, name) for name in COUNTS}
             case workertalk.Alarm():
-                log.warning("%s: %s of grant %r at %s, %d times", life.binding.who.sandbox, said.kind, said.grant, said.host, said.count)
+                kind = _ALARMS[said.kind]
+                log.warning("credential %s of %s: %s at %s, %d times", said.grant, life.binding.who.sandbox, kind, said.host, said.count)
+                life.traffic.alarm(kind, said.grant, "", said.host, said.count)
+                life.told.changed()
             case workertalk.AskOver(ask=number):
                 if asks.pop(_name(number), None) is not None:
                     life.told.changed()

@@ -82,7 +82,7 @@ MOST_POLICY = 8 << 20  # bytes of the document of a policy
 Digest = Annotated[str, Meta(pattern=r"\A([0-9a-f]{32})?\Z")]
 PolicyGeneration = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
 Chain = Literal["gateway", "dialer", "broker"]
-AlarmKind = Literal["tripwire", "rate", "revoked", "expired"]
+AlarmKind = Literal["tripwire", "misplaced", "rate", "revoked", "expired"]
 
 
 class Create(Asked, frozen=True, forbid_unknown_fields=True):
@@ -214,7 +214,8 @@ class EgressRecords(msgspec.Struct, frozen=True, tag_field="t", tag="egress_reco
 class CredentialAlarm(msgspec.Struct, frozen=True):
     """What went wrong with a credential of a sandbox. count: how often in this node's life; at_us: the last time.
 
-    kind: `tripwire` (a reply held the secret, which was replaced), `rate`, `revoked`, `expired` (a use that was refused for that).
+    kind: `tripwire` (a reply held the secret, which was replaced), `misplaced` (a placeholder was elsewhere than in its slot), `rate`,
+    `revoked`, `expired` (a use that was refused for that).
     """
 
     kind: AlarmKind

@@ -146,9 +146,8 @@ def copy(tmp_path: Path) -> tuple[Path, str]:
     signing = Ed25519PrivateKey.generate()
     folder = tmp_path / "copy"
     folder.mkdir()
-    for chain in ("gateway", "dialer"):
+    for chain, kind in (("gateway", "request"), ("dialer", "dial"), ("broker", "credential")):
         writer = Writer(chain)
-        kind = "request" if chain == "gateway" else "dial"
         lines = [
             writer.line(
                 {"at": f"2026-11-30T00:00:0{number}.{'0' if chain == 'gateway' else '5'}00Z", "type": kind, "sandbox": f"sb-{number % 2}"}
@@ -171,9 +170,10 @@ def test_a_copy_that_is_whole_is_intact_with_the_key_from_a_file_or_in_words(cop
 
 
 @pytest.mark.parametrize("damage", ["change", "remove", "swap", "cut", "head", "torn"])
-def test_what_was_done_to_a_copy_is_found_and_is_the_exit_status(copy: tuple[Path, str], space: Space, damage: str) -> None:
+@pytest.mark.parametrize("chain", ["dialer", "broker"])
+def test_what_was_done_to_a_copy_is_found_and_is_the_exit_status(copy: tuple[Path, str], space: Space, damage: str, chain: str) -> None:
     folder, key = copy
-    path = folder / segment_name("dialer", 1)
+    path = folder / segment_name(chain, 1)
     lines = path.read_bytes().splitlines(keepends=True)
     match damage:
         case "change":
@@ -185,7 +185,7 @@ def test_what_was_done_to_a_copy_is_found_and_is_the_exit_status(copy: tuple[Pat
         case "cut":
             del lines[4:]
         case "head":
-            (folder / "dialer.head").unlink()
+            (folder / f"{chain}.head").unlink()
         case "torn":
             lines.append(b'{"n":7,"at":"20')
     path.write_bytes(b"".join(lines))
@@ -193,7 +193,7 @@ def test_what_was_done_to_a_copy_is_found_and_is_the_exit_status(copy: tuple[Pat
     answer = json.loads(out)
     found = {one["chain"]: one for one in answer["chains"]}
     assert found["gateway"]["intact"]
-    assert found["dialer"]["findings"]
+    assert found[chain]["findings"]
     assert status == (0 if damage == "torn" else 1)
     assert answer["intact"] is (damage == "torn")
     assert space("audit", "verify", "--files", str(folder), "--key", key, "--chain", "gateway")[0] == 0
@@ -208,7 +208,7 @@ def test_an_export_is_the_lines_that_are_wanted_in_the_order_of_time(copy: tuple
         return [json.loads(line) for line in out.splitlines()]
 
     everything = exported()
-    assert len(everything) == 12
+    assert len(everything) == 18
     assert [one["at"] for one in everything] == sorted(one["at"] for one in everything)
     assert {one["sandbox"] for one in exported("--sandbox", "sb-1")} == {"sb-1"}
     assert {one["type"] for one in exported("--kind", "dial")} == {"dial"}
@@ -240,14 +240,14 @@ def test_the_servers_own_records_are_verified_against_what_its_broker_remembers(
     from space.rpc.packets import pair
     from space.testing.brokerprocess import AuditProcess, BrokerProcess
 
-    broker, keeper = BrokerProcess(tmp_path), AuditProcess(tmp_path)
+    broker, keeper = BrokerProcess(tmp_path), AuditProcess(tmp_path, "--writer", "broker")
     broker.start()
     keeper.start()
 
     async def write() -> None:
         client, toward = AuditControl.connect(keeper.socket), BrokerControl.connect(broker.socket)
         theirs, ours = pair()
-        await toward.bind_writer(theirs, ("gateway", "dialer"))
+        await toward.bind_writer(theirs, ("gateway", "dialer", "broker"))
         await client.bind_broker(ours)
         theirs, ours = pair()
         await client.bind_source(theirs, "dialer", "", 0)

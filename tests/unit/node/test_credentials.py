@@ -13,12 +13,13 @@ import pytest
 
 from space.core.credentials.secret import packed
 from space.core.lifecycle.admission import Capacity
+from space.core.wire import workertalk
 from space.model.errors import Conflict, InvalidArgument, NoCapacity, NotFound
 from space.model.ids import new_sandbox_id
 from space.model.secret import Secret
 from space.node.ledger import Holding, Kind
 from space.node.stages import Stage
-from space.rpc import broker_api, node_api
+from space.rpc import broker_api, gateway_api, node_api
 from space.rpc import credential_api as api
 from space.rpc.life_api import Child, Fork
 from space.rpc.session import Data, Message, Session
@@ -222,6 +223,16 @@ async def test_new_labels_are_what_grants_see(tmp_path: Path) -> None:
         state = await create(session, labels={"team": "a"})
         await session.call("set_labels", node_api.SetLabels(state.sandbox, {"team": "b"}))
         await until(lambda: sim.services.broker.lives[state.sandbox][1].labels == {"team": "b"} and sim.services.whole(state.sandbox))
+
+
+async def test_an_alarm_of_a_worker_is_part_of_the_level(tmp_path: Path) -> None:
+    async with MemoryNode(tmp_path) as sim, sim.connected() as session:
+        state = await create(session)
+        for kind, count in (("credential_echoed", 2), ("placeholder_misplaced", 1), ("credential_echoed", 3)):
+            said = workertalk.encode(workertalk.Alarm(kind=kind, grant="g", host="api.example.com", count=count))  # type: ignore[arg-type]
+            sim.node.around.egress.heard(gateway_api.Heard(state.sandbox, 1, said))
+        told = sim.node.find(node_api.Target(state.sandbox)).state.egress.alarms
+        assert [(one.kind, one.grant, one.count) for one in told] == [("tripwire", "g", 5), ("misplaced", "g", 1)]
 
 
 async def test_an_alarm_of_the_broker_is_part_of_the_level_and_is_counted(tmp_path: Path) -> None:
