@@ -8,8 +8,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import shutil
-import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +19,7 @@ from space.config.artefacts import Store, TemplateManifest
 from space.host import clockrate
 from space.lab import machine, plan
 from space.lab.machine import Saved
-from space.model.errors import Conflict
+from space.model.errors import Conflict, NotFound
 from space.setup import apt, command, inputs, qemu, rootfs, shelf
 
 __all__ = ["Saved", "ensure"]
@@ -100,7 +100,7 @@ def _root(store: Store, manifest: TemplateManifest, directory: Path, say: Callab
 
 
 def _data(store: Store, manifest: TemplateManifest, jailed: firecracker.Firecracker, directory: Path, say: Callable[[str], object]) -> Path:
-    libraries = Path(sysconfig.get_path("purelib"))
+    libraries = _libraries()
     parts = [each for each in sorted(libraries.iterdir()) if not each.name.startswith(_LEFT_OUT) and each.suffix != ".pth"]
     key = inputs.of_value(
         {"builder": _BUILDER, "template": manifest.digest, "firecracker": jailed.digest, "libraries": [each.name for each in parts]}
@@ -132,6 +132,14 @@ def _data(store: Store, manifest: TemplateManifest, jailed: firecracker.Firecrac
             command.run(["umount", place], what="unmount the lab's data disk")
         place.rmdir()
     return final
+
+
+def _libraries() -> Path:
+    """Where this interpreter has the tests' libraries, and the server's beside them."""
+    found = importlib.util.find_spec("pytest")
+    if found is None or found.origin is None:
+        raise NotFound("this interpreter has no pytest", hint="`setup/lab` takes the one that has")
+    return Path(found.origin).parents[1]
 
 
 def _forget(directory: Path, prefix: str) -> None:
