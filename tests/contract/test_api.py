@@ -24,8 +24,11 @@ OPERATIONS = [(path, method) for path, methods in DOCUMENT["paths"].items() for 
 FAULTS: dict[str, type[SpaceError]] = {**BY_CODE, "internal": Internal}
 STATUSES = {code: {kind.status, *(one.status for one in kind.__subclasses__())} for code, kind in FAULTS.items()}
 # A name is a tenant's own: whoever puts a policy or a template under another's name makes one of its own (test_control_policies.py,
-# test_control_templates.py).
-_OWN_NAMES = {("/v1/policies/{name}", "put"), ("/v1/templates/{name}/file", "post")}
+# test_control_templates.py, test_control_credentials.py). What is deleted by its name is gone afterwards, whether it was there or not.
+_OWN_NAMES = {
+    ("/v1/policies/{name}", "put"), ("/v1/templates/{name}/file", "post"), ("/v1/secrets/{name}", "post"), ("/v1/secrets/{name}", "put"),
+    ("/v1/secrets/{name}", "delete"), ("/v1/grants/{name}", "post"), ("/v1/grants/{name}", "put"), ("/v1/grants/{name}", "delete"),
+}  # fmt: skip
 WITH_ID = [(path, method) for path, method in OPERATIONS if "{" in path and (path, method) not in _OWN_NAMES]
 
 
@@ -86,6 +89,8 @@ BODIES = {
     "wake_sandbox": {},
     "fork_sandbox": {},
     "rollback_sandbox": {"checkpoint": "cp-" + "a" * 20},
+    "keep_sandbox_as_template": {"name": "kept"},
+    "rotate_secret": {"value": "v2"},
     "put_tag": {"digest": "0" * 32},
 }
 RECIPE = 'version = 1\nname = "mine"\n[base]\ntemplate = "base"\n[[step]]\nrun = "true"\n'
@@ -118,7 +123,12 @@ async def test_another_tenants_id_is_answered_exactly_like_an_unknown_one(world:
     of_json = "application/json" in operation.get("requestBody", {"content": {}})["content"]
     body = json.dumps(BODIES[operation["operationId"]]) if of_json else None
     theirs = {"id": [running, ended], "key_id": [minted["id"]], "webhook": [hook["id"]], "tenant": ["default"]}
-    theirs |= {"name": ["mine" if "/templates/" in path else "agents"], "build": [built, waiting]}
+    (await world.client.put("/v1/secrets/token", json={"value": "v"})).raise_for_status()
+    grant = {"secret": "token", "where": {"host": "api.example.com"}, "slot": {"kind": "header"}}
+    (await world.client.put("/v1/grants/use", json={"name": "use", **grant})).raise_for_status()
+    named = {"templates": "mine", "secrets": "token", "grants": "use"}.get(path.split("/")[2], "agents")
+    path = path.replace("/grants/{name}", "/grants/use") if "{id}" in path else path
+    theirs |= {"name": [named], "build": [built, waiting]}
     unknown = {"id": "sb-" + "a" * 20, "key_id": "a" * 12, "webhook": "wh-" + "a" * 20, "tenant": "nobody", "name": "others"}
     unknown |= {"build": "bd-" + "0" * 16}
     [name] = set(re.findall(r"\{(\w+)\}", path)) & set(theirs)

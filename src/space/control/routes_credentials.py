@@ -55,7 +55,6 @@ ROUTES: tuple[Route, ...] = (
         (Reply(201, "It is sealed, on the broker's disk", _SECRET),),
         errors=(Conflict, NoCapacity, *_NODE),
         body=Body({JSON: SecretRequest}),
-        reserved=True,
     ),
     Route(
         "PUT",
@@ -67,7 +66,6 @@ ROUTES: tuple[Route, ...] = (
         (Reply(200, "It is sealed, on the broker's disk", _SECRET),),
         errors=(Conflict, NoCapacity, *_NODE),
         body=Body({JSON: SecretRequest}),
-        reserved=True,
     ),
     Route(
         "POST",
@@ -79,7 +77,6 @@ ROUTES: tuple[Route, ...] = (
         (Reply(200, "The next version", _SECRET),),
         errors=(Conflict, NoCapacity, *_NODE),
         body=Body({JSON: SecretRequest}),
-        reserved=True,
     ),
     Route(
         "POST",
@@ -138,7 +135,6 @@ ROUTES: tuple[Route, ...] = (
         (Reply(201, "It holds, for sandboxes that run as well", _GRANT),),
         errors=(Conflict, NoCapacity, NotFound, *_NODE),
         body=Body({JSON: Grant}),
-        reserved=True,
     ),
     Route(
         "PUT",
@@ -150,7 +146,6 @@ ROUTES: tuple[Route, ...] = (
         (Reply(200, "It holds, for sandboxes that run as well", _GRANT),),
         errors=(Conflict, NoCapacity, NotFound, *_NODE),
         body=Body({JSON: Grant}),
-        reserved=True,
     ),
     Route(
         "POST",
@@ -195,7 +190,6 @@ ROUTES: tuple[Route, ...] = (
         handlers.attach,
         (Reply(204, "It has it", {}),),
         errors=(Gone, Conflict, *_NODE),
-        reserved=True,
     ),
     Route(
         "DELETE",

@@ -29,6 +29,7 @@ def test_only_what_looks_is_not_recorded() -> None:
         "egress_counters", "egress_log", "tenant_egress_log", "get_template", "list_builds", "get_build", "build_log",
         "list_policies", "get_policy", "get_operator_policy", "get_tenant_policy",
         "get_sandbox_policy", "list_asks", "list_checkpoints",
+        "list_secrets", "get_secret", "list_grants", "get_grant", "list_attached", "credential_log",
     }  # fmt: skip
     assert not [route.name for route in ROUTES if not route.audit and route.method != "GET"]
 

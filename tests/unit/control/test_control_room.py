@@ -142,11 +142,12 @@ def test_what_is_reserved_neither_waits_for_a_guest_nor_makes_anything() -> None
     assert {each for each in reserved if each[0] not in ("GET", "DELETE")} == {
         ("PUT", "/v1/sandboxes/{id}/policy"), ("POST", "/v1/sandboxes/{id}/policy/explain"),
         ("POST", "/v1/sandboxes/{id}/egress/asks/{ask}"), ("PUT", "/v1/policies/{name}"),
+        ("POST", "/v1/secrets/{name}/revoke"), ("POST", "/v1/grants/{name}/revoke"),
         ("PUT", "/v1/policy"), ("PUT", "/v1/tenants/{tenant}/policy"),
     }  # fmt: skip
     assert {path for method, path in reserved if path.startswith("/v1/sandboxes") and method in ("GET", "DELETE")} == {
         "/v1/sandboxes", "/v1/sandboxes/{id}", "/v1/sandboxes/{id}/processes", "/v1/sandboxes/{id}/processes/{process}",
-        "/v1/sandboxes/{id}/policy", "/v1/sandboxes/{id}/egress/asks",
+        "/v1/sandboxes/{id}/policy", "/v1/sandboxes/{id}/egress/asks", "/v1/sandboxes/{id}/grants", "/v1/sandboxes/{id}/grants/{name}",
     }  # fmt: skip
     # what follows for hours would keep the room that is kept for them
     assert reserved.isdisjoint({("GET", "/v1/events"), ("GET", "/v1/builds/{build}/log"), ("GET", "/v1/egress/log")})
