@@ -210,6 +210,7 @@ ROUTES: tuple[Route, ...] = (
         Access.TENANT,
         egress_log.of_credentials,
         (Reply(200, "Lines; also heartbeats and gaps", {NDJSON: None}),),
+        errors=(NotFound,),
         query=(
             Query("secret", "Only of this secret", TEXT),
             Query("grant", "Only of this grant", TEXT),
