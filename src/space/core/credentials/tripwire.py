@@ -36,7 +36,8 @@ Unit = tuple[bytes, ...]  # the spellings of one part of a form
 class Form:
     """units: its parts in order, each in all of its spellings. anchors: one of them stands in each spelling of the whole.
 
-    needs: a byte without which there is none, or empty. longest: bytes of a spelling, at most. begins: what may be the first of one.
+    needs: a byte without which there is none, or empty. longest: bytes of a spelling, at most. firsts: each begins with one of these bytes;
+    begins: and with what this matches.
     """
 
     units: tuple[Unit, ...]
@@ -44,6 +45,7 @@ class Form:
     needs: bytes
     longest: int
     begins: re.Pattern[bytes]
+    firsts: tuple[bytes, ...]
 
     def length_at(self, data: bytes, at: int) -> int | None:
         """Bytes of one that begins there; None: there is none; -1: what is there may go on as one."""
@@ -125,13 +127,13 @@ class Tripwire:
             if form.needs:  # another one has the same units
                 continue
             start = max(0, len(data) - form.longest + 1)
-            for found in form.begins.finditer(data, start, len(data)):
-                at = found.start()
-                if at >= first:
-                    break
-                if form.length_at(data, at) == -1:
-                    first = at
-                    break
+            for byte in form.firsts:  # a search for a byte costs nothing beside a pattern's
+                at = data.find(byte, start, first)
+                while at >= 0:
+                    if form.begins.match(data, at) is not None and form.length_at(data, at) == -1:
+                        first = at
+                        break
+                    at = data.find(byte, at + 1, first)
         return first
 
 
@@ -200,7 +202,8 @@ def _spellings(byte: int) -> Unit:
 
 def _form(units: Sequence[Unit], anchors: Iterable[bytes], needs: bytes) -> Form:
     longest = sum(max(map(len, unit)) for unit in units)
-    return Form(tuple(units), tuple(anchor[:_ANCHOR] for anchor in dict.fromkeys(anchors)), needs, longest, _begins(units))
+    firsts = tuple(sorted({spelling[:1] for spelling in units[0]}))
+    return Form(tuple(units), tuple(anchor[:_ANCHOR] for anchor in dict.fromkeys(anchors)), needs, longest, _begins(units), firsts)
 
 
 def _begins(units: Sequence[Unit]) -> re.Pattern[bytes]:
