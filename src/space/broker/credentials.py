@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -10,7 +11,7 @@ from space.broker.grants import Grants, Held, read
 from space.broker.leases import Lending
 from space.broker.minting import Minting
 from space.broker.secrets import Known, Secrets
-from space.broker.store import Store
+from space.broker.store import Entry, Store
 from space.core.credentials.grant import GrantRefused, encode
 from space.core.credentials.secret import fits
 from space.model.errors import Conflict, InvalidArgument, NoCapacity, NotFound
@@ -55,7 +56,7 @@ class Credentials:
         self._secrets = Secrets(store)
         self._grants = Grants(store)
         self.minting = Minting(self._secrets, minter, now, clock)
-        self.lending = Lending(self._secrets, self._grants, self.minting, now, clock, alarm)
+        self.lending = Lending(self._secrets, self._grants, self.minting, now, clock, alarm, _seed(store))
 
     def answer(self, question: Question) -> api.Answer:
         """What it comes to. SpaceError."""
@@ -66,8 +67,8 @@ class Credentials:
             case api.GetSecret():
                 return self._told(number, self._secrets.get(question.tenant, question.name))
             case api.ListSecrets():
-                secrets, more = self._secrets.page(question.tenant, question.after, question.limit)
-                return api.SecretInfos(number, [self._told(0, one) for one in secrets], more)
+                found, more = self._secrets.page(question.tenant, question.after, question.limit)
+                return api.SecretInfos(number, [self._told(0, one) for one in found], more)
             case api.RevokeSecret():
                 known = self._secrets.revoke(question.tenant, question.name, self._now())
                 self._changed(question.tenant, question.name)
@@ -166,3 +167,12 @@ class Credentials:
     def _described(self, number: int, held: Held) -> api.GrantInfo:
         attached = self._grants.attachments(held.tenant, held.grant.name)
         return api.GrantInfo(number, held.tenant, encode(held.grant), held.created, held.revoked, held.used, attached)
+
+
+def _seed(store: Store) -> Secret:
+    """Of placeholders, made once: they are the same after a restart of the broker."""
+    entry = store.get("placeholder", "seed", 1)
+    if entry is None:
+        entry = Entry(b"", Secret(secrets.token_bytes(32)))
+        store.put("placeholder", "seed", 1, entry)
+    return entry.secret

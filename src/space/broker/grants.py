@@ -46,8 +46,9 @@ class Grants:
         if before is not None and not replace:
             raise Conflict(f"there is a grant {name}", hint="replace it, or take another name")
         created = stamp if before is None else before.created
-        self._store.change(*_rows(tenant, grant, created))
-        return Held(tenant, grant, created, "", 0)
+        used = 0 if before is None else before.used  # what was used is used: who wants another count deletes it first
+        self._store.change(*_rows(tenant, grant, created, used))
+        return Held(tenant, grant, created, "", used)
 
     def find(self, tenant: str, name: str) -> Held | None:
         """One, also a revoked one."""
@@ -152,14 +153,14 @@ def read(document: bytes) -> Grant:
 
 def rows(tenant: str, document: bytes, created: str) -> list[tuple[str, tuple[object, ...]]]:
     """The statements that keep a grant, for who fills a store at once."""
-    return _rows(tenant, read(document), created)
+    return _rows(tenant, read(document), created, 0)
 
 
-def _rows(tenant: str, grant: Grant, created: str) -> list[tuple[str, tuple[object, ...]]]:
+def _rows(tenant: str, grant: Grant, created: str, used: int) -> list[tuple[str, tuple[object, ...]]]:
     name = grant.name
     return [
         ("DELETE FROM reach WHERE tenant = ? AND name = ?", (tenant, name)),
-        ("INSERT OR REPLACE INTO granted VALUES (?, ?, ?, ?, ?, '', 0)", (tenant, name, grant.secret, encode(grant), created)),
+        ("INSERT OR REPLACE INTO granted VALUES (?, ?, ?, ?, ?, '', ?)", (tenant, name, grant.secret, encode(grant), created, used)),
         *(("INSERT INTO reach VALUES (?, ?, ?, ?)", (tenant, kind, value, name)) for kind, value in _reach(grant.who)),
     ]
 

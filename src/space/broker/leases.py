@@ -9,10 +9,10 @@ and a lease lasts a second: so a revocation holds then, even for a worker that d
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
-import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
@@ -21,6 +21,7 @@ from space.broker.grants import MOST_OF_A_SANDBOX, Grants, Held
 from space.broker.minting import Minting
 from space.broker.secrets import Known, Secrets
 from space.core.credentials.grant import Basic, Grant, Life, Outline, Placeholder, Reason, Use, expiry, permits, target
+from space.core.credentials.placeholders import make as made
 from space.core.rates import Bucket
 from space.model.errors import PermissionDenied, SpaceError, Unavailable
 from space.model.secret import Secret
@@ -29,13 +30,6 @@ from space.rpc.audit_client import RecordSocket
 
 log = logging.getLogger("space.broker")
 
-_ALPHABETS: Mapping[str, str] = {
-    "hex": "0123456789abcdef",
-    "base62": "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz",
-    "base64url": "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_",
-    "upper": "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ",
-    "lower": "0123456789abcdefghijklmnopqrstuvwxyz",
-}
 _MOST_BUCKETS = 65_536
 _QUIET = 1.0  # seconds between two alarms of one kind and grant
 _FOR_MINUTES = 120.0
@@ -63,7 +57,6 @@ class Bound:
     tell: Callable[[api.Grants], None]
     revision: int = 0
     told: list[Outline] | None = None
-    placeholders: dict[str, str] = field(default_factory=dict)
     over: bool = False
 
 
@@ -77,7 +70,10 @@ class _Denied(Exception):
 
 
 class Lending:
-    """Every sandbox. now: the time with its zone; clock: seconds that only go forward. alarm: gets what somebody should look at."""
+    """Every sandbox. now: the time with its zone; clock: seconds that only go forward. alarm: gets what somebody should look at.
+
+    seed: of placeholders, 32 random bytes that the broker keeps.
+    """
 
     def __init__(
         self,
@@ -87,11 +83,13 @@ class Lending:
         now: Callable[[], datetime],
         clock: Callable[[], float],
         alarm: Callable[[api.Alarm], None],
+        seed: Secret,
         limits: Limits = Limits(),
     ) -> None:
         self._secrets, self._grants, self._minting = secrets, grants, minting
         self._now, self._clock, self._limits = now, clock, limits
         self._alarm = alarm
+        self._seed = seed
         self._bound: dict[str, Bound] = {}
         self._buckets: dict[tuple[str, str, int, float, int], Bucket] = {}
         self._alarms: dict[tuple[AlarmKind, str, str], tuple[float, int]] = {}
@@ -106,7 +104,7 @@ class Lending:
         if before is not None:
             before.over = True
             if before.generation == generation:  # another worker, or another socket, of the same life
-                bound.placeholders, bound.revision = before.placeholders, before.revision
+                bound.revision = before.revision
         self._bound[life.sandbox] = bound
         self._tell(bound)
         return bound
@@ -159,8 +157,6 @@ class Lending:
         if len(grants) > MOST_OF_A_SANDBOX:
             log.warning("%s has %d grants: only the first %d are told", life.sandbox, len(grants), MOST_OF_A_SANDBOX)
             grants = sorted(grants, key=lambda one: (one.name not in attached, one.name))[:MOST_OF_A_SANDBOX]
-        kept = {one.name for one in grants}
-        bound.placeholders = {name: value for name, value in bound.placeholders.items() if name in kept}
         outlines = [self._outline(bound, one) for one in grants]
         if outlines != bound.told:
             bound.told = outlines
@@ -175,11 +171,7 @@ class Lending:
     def _outline(self, bound: Bound, grant: Grant) -> Outline:
         where, slot, placeholder = grant.where, grant.slot, ""
         if isinstance(slot, Placeholder):
-            placeholder = bound.placeholders.get(grant.name, "")
-            if not placeholder:
-                letters = _ALPHABETS[slot.alphabet]
-                random = "".join(secrets.choice(letters) for _ in range(slot.length - len(slot.prefix)))
-                placeholder = bound.placeholders[grant.name] = slot.prefix + random
+            placeholder = made(slot, _chooser(self._seed, f"{bound.life.sandbox}\0{bound.generation}\0{bound.life.tenant}\0{grant.name}"))
         return Outline(grant.name, where.host, where.port, where.methods, where.paths, slot, grant.keep, grant.approval, placeholder)
 
     def _watch(self, grants: list[Grant]) -> None:
@@ -319,6 +311,21 @@ class Lending:
             self._alarms.clear()
         self._alarms[key] = (now, 0)
         self._alarm(api.Alarm(kind, bound.life.tenant, bound.life.sandbox, grant.name, grant.secret, asked.host, count + 1))
+
+
+def _chooser(seed: Secret, of: str) -> Callable[[str], str]:
+    """Letters that only who has the seed could tell, always the same ones for the same words: a broker that starts again makes what
+    processes of that life already have.
+    """
+    stream = iter(hashlib.shake_256(seed.reveal() + of.encode()).digest(8192))
+
+    def choose(letters: str) -> str:
+        while True:
+            byte = next(stream)
+            if byte < 256 - 256 % len(letters):  # each letter as likely as any
+                return letters[byte % len(letters)]
+
+    return choose
 
 
 def _more(grant: Grant, more: dict[str, bytes]) -> dict[str, bytes]:

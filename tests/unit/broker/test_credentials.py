@@ -331,6 +331,11 @@ def test_uses_are_counted_over_all_sandboxes_and_over_a_restart(tmp_path: Path) 
             answers = await asyncio.gather(*(worker.credential("g", HOST, 443, "GET", "/") for _ in range(5)), return_exceptions=True)
             assert sorted(str(one) if isinstance(one, Exception) else "lent" for one in answers) == ["grant_used_up"] * 4 + ["lent"]
             assert (await at.control.grant("acme", "g")).used == 2
+            await at.control.put_grant("acme", grant(uses=2), replace=True)  # the count is not begun anew by that
+            with pytest.raises(PermissionDenied, match=r"^grant_used_up$"):
+                await worker.credential("g", HOST, 443, "GET", "/")
+            await at.control.put_grant("acme", grant(uses=3), replace=True)
+            assert (await worker.credential("g", HOST, 443, "GET", "/")).uses == 1
 
     run(main)
 
@@ -419,6 +424,16 @@ def test_placeholders_look_as_the_grant_says_and_are_of_one_life(tmp_path: Path)
             seen = {first["TOKEN"], (await at.control.placeholders(ONE, 2))["TOKEN"], (await at.control.placeholders(OTHER, 1))["TOKEN"]}
             assert len(seen) == 3
             assert await at.control.placeholders(ONE, 1) == {}
+            second = await at.control.placeholders(ONE, 2)
+        async with placed(tmp_path) as at:  # processes of that life have it in their environment
+            await at.worker(ONE, 2)
+            assert await at.control.placeholders(ONE, 2) == second
+        (tmp_path / "elsewhere").mkdir()
+        async with placed(tmp_path / "elsewhere") as at:
+            await at.secret()
+            await at.control.put_grant("acme", grant(slot=slot))
+            await at.worker(ONE, 2)
+            assert await at.control.placeholders(ONE, 2) != second
 
     run(main)
 
