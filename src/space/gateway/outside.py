@@ -88,7 +88,7 @@ class Outside:
         return Surroundings(
             sandbox=self._sandbox,
             ruling=lambda: self.ruling,
-            names=SyntheticAddresses(network, kept=memory),
+            names=SyntheticAddresses(network, kept=memory, first=secrets.randbits(30)),
             dial=self._dial,
             leaf=self._leaf,
             record=self._record,

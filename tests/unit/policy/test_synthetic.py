@@ -96,3 +96,13 @@ def test_address_means_its_name_for_the_next_table_as_well_and_is_as_late_to_be_
     elsewhere = SyntheticAddresses(IPv4Network("100.64.0.0/24"), most=3, kept=Kept(memory))
     assert len(elsewhere) == 0
     assert elsewhere.address("b.example.com", 16.0) in IPv4Network("100.64.0.0/24")
+
+
+@given(st.integers(0, 2**30), st.integers(1, 40))
+def test_addresses_begin_where_it_is_said_and_go_round(first: int, names: int) -> None:
+    network = IPv4Network("198.18.0.0/27")
+    table = SyntheticAddresses(network, most=30, first=first)
+    given_out = [table.address(f"n{number}.example.com", 0.0) for number in range(min(names, 30))]
+    assert len(set(given_out)) == len(given_out)
+    assert all(network.network_address < address < network.broadcast_address for address in given_out)
+    assert int(given_out[0]) - int(network.network_address) == (first - 1) % 30 + 1

@@ -22,16 +22,19 @@ class NoAddress(Exception):
 class SyntheticAddresses:
     """The table of one sandbox. most: distinct names at a time. hold: seconds that an address stays its name's after its last use.
 
-    kept: what an earlier worker of the sandbox gave, and where this one's are kept.
+    kept: what an earlier worker of the sandbox gave, and where this one's are kept. first: where the addresses begin that are given when
+    nothing was kept; by chance, they are not those of a table that was lost, which the guest may still hold for other names.
     """
 
-    def __init__(self, network: IPv4Network = DEFAULT_RANGE, *, most: int = 4096, hold: float = 600.0, kept: Kept | None = None) -> None:
+    def __init__(
+        self, network: IPv4Network = DEFAULT_RANGE, *, most: int = 4096, hold: float = 600.0, kept: Kept | None = None, first: int = 1
+    ) -> None:
         if most > network.num_addresses - 2:
             raise ValueError(f"{network} has no {most} addresses")
         self._network = network
         self._most = most
         self._hold = hold
-        self._next = 1  # the first address of the range is nobody's
+        self._next = (first - 1) % (network.num_addresses - 2) + 1  # the first address of the range is nobody's, nor the last
         self._names: dict[IPv4Address, str] = {}
         self._used: OrderedDict[str, tuple[IPv4Address, float]] = OrderedDict()  # by last use
         self._flows: dict[str, int] = {}
