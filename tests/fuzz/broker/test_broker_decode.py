@@ -10,10 +10,28 @@ from hypothesis import strategies as st
 
 from space.rpc import broker_api as api
 
-_TYPES = (
-    "MakeRoot BindSandbox EndSandbox BindWriter HeadKey GetHead AskLeaf AskCredential AskGrants Vouch PutSecret GetSecret ListSecrets "
-    "RevokeSecret DeleteSecret PutGrant ListGrants RevokeGrant AttachGrants x"
-).split()
+_TYPES = [
+    "MakeRoot",
+    "BindSandbox",
+    "EndSandbox",
+    "BindWriter",
+    "HeadKey",
+    "GetHead",
+    "AskLeaf",
+    "AskCredential",
+    "AskGrants",
+    "Vouch",
+    "PutSecret",
+    "GetSecret",
+    "ListSecrets",
+    "RevokeSecret",
+    "DeleteSecret",
+    "PutGrant",
+    "ListGrants",
+    "RevokeGrant",
+    "AttachGrants",
+    "x",
+]
 _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "type": st.sampled_from(_TYPES),
     "id": st.integers(-1, 1 << 60),
