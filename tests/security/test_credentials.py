@@ -19,7 +19,9 @@ from space.sdk import EgressRecord, Event, Secret
 from space.serve.private import Served
 from space.testing import townshops
 from space.testing.egresstown import Town
+from space.testing.tokenendpoint import TokenEndpoint
 
+AUTH, OAUTH = "auth.example.com", "mail.example.com"
 API, GIT, PLAIN = "keyed.example.com", "keyed-git.example.com", "unkeyed.example.com"
 CANARY = f"canary-{secrets.token_hex(16)}"
 MARKER = f"marker-{secrets.token_hex(16)}"  # what is in the guest: the search that does not find the canary finds this
@@ -42,6 +44,20 @@ class KeyedGit(townshops.GitSite):
         if f"authorization: basic {wanted}".lower() not in head.decode("latin-1").lower():
             return "401 Unauthorized", "text/plain", b"who are you\n"
         return await super().reply(method, target, head, body)
+
+
+class OauthApi(townshops.Site):
+    """Answers who shows the token that its endpoint gave out last."""
+
+    def __init__(self, endpoint: TokenEndpoint) -> None:
+        super().__init__({})
+        self.endpoint = endpoint
+
+    async def reply(self, method: str, target: str, head: bytes, body: bytes) -> tuple[str, str, bytes]:
+        wanted = f"\r\nauthorization: bearer {self.endpoint.granted[-1] if self.endpoint.granted else 'none yet'}\r\n"
+        if wanted.encode() not in head.lower():
+            return "401 Unauthorized", "text/plain", b"who are you\n"
+        return "200 OK", "text/plain", b"welcome\n"
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +118,28 @@ def test_an_echo_is_overwritten_recorded_and_told_as_an_alarm(granted: Walled, c
     assert alarms[-1].alarm is not None
     assert (alarms[-1].alarm.kind, alarms[-1].alarm.grant, alarms[-1].alarm.host) == ("tripwire", "api", API)
     assert alarms[-1].sandbox == granted.sandbox.id
+
+
+def test_an_oauth_api_is_used_with_tokens_that_are_got_and_turned_outside(granted: Walled, client: space.Client) -> None:
+    endpoint = TokenEndpoint(expires_in=31)  # less half a minute: good for a second
+    endpoint.refresh_tokens.add("first")
+    granted.place.serve(AUTH, endpoint.serve)
+    granted.place.serve(OAUTH, OauthApi(endpoint))
+    granted.allow({"host": OAUTH})
+    parts, public = {"refresh_token": "first", "client_secret": "s3cret"}, {"endpoint": "mail", "client_id": "agent"}
+    client.put_secret("mail", {name: Secret(value.encode()) for name, value in parts.items()}, kind="oauth_refresh", public=public)
+    client.put_grant("mail", {"secret": "mail", "where": {"host": OAUTH}, "slot": {"kind": "header"}, "rate": {"count": 100, "seconds": 1}})
+    try:
+        granted.sandbox.attach_grant("mail")
+        assert granted.get(f"https://{OAUTH}/inbox") == ("200", "welcome\n")
+        assert eventually(lambda: len(endpoint.granted) > 1 or (granted.get(f"https://{OAUTH}/inbox")[0] == "200" and None))
+        assert granted.get(f"https://{OAUTH}/inbox")[0] == "200"
+        assert [one["refresh_token"] for one in endpoint.asked][:2] == ["first", "refresh-1"], "what the endpoint turned was kept"
+        assert client.secret("mail").version > 1
+        assert granted.get(f"https://{AUTH}/token", "-X POST")[0] != "200", "the endpoint is no host of the guest's"
+    finally:
+        client.delete_grant("mail")
+        client.delete_secret("mail")
 
 
 def test_a_fork_has_no_grant_until_it_is_granted_again(granted: Walled) -> None:

@@ -35,6 +35,7 @@ from space.testing.egressh2 import Http2Upstream
 from space.testing.egresslab import Handler, Upstream
 
 T = TypeVar("T")
+TOKEN_ENDPOINT = "mail=https://auth.example.com/token"  # which a test may serve
 _DNS_PORT = 53
 
 
@@ -66,13 +67,15 @@ class Town:
             "egress_resolvers": self._address(_DNS_PORT),
             "egress_reachable": str(self.network),
             "egress_ca_file": str(self.authority),
+            "token_endpoints": TOKEN_ENDPOINT,
         }
 
     def as_settings(self) -> Settings:
         """The same, for a bare instance."""
         resolver, network = (self._address(_DNS_PORT),), (str(self.network),)
         return Settings(
-            accelerator="tcg", egress_resolvers=resolver, egress_reachable=network, egress_ca_file=str(self.authority), warm_templates=0
+            accelerator="tcg", egress_resolvers=resolver, egress_reachable=network, egress_ca_file=str(self.authority), warm_templates=0,
+            token_endpoints=(TOKEN_ENDPOINT,),
         )  # fmt: skip
 
     def serve(

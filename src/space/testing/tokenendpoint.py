@@ -23,7 +23,8 @@ from space.testing.certificates import certificate
 class TokenEndpoint:
     """client: who may ask, with its secret. refresh_tokens: that are good; one that is used is not any more, where `turns`.
 
-    asked: forms as they came, with `authorization` beside them. granted: access tokens that were given out. raw: sent instead of an answer.
+    asked: forms as they came, with `authorization` beside them. granted: access tokens that were given out. raw: sent instead of an
+    answer.
     """
 
     port: int = 0
@@ -37,7 +38,7 @@ class TokenEndpoint:
     asked: list[dict[str, str]] = field(default_factory=list)
     granted: list[str] = field(default_factory=list)
 
-    async def _served(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, asyncio.IncompleteReadError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             line, *rest = head.split("\r\n")
@@ -89,7 +90,7 @@ async def token_endpoint(place: Path, name: str, address: str, port: int = 0) ->
     made.authority, key = certificate(place, "endpoint", f"DNS:{name}")
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(made.authority, key)
-    server = await asyncio.start_server(made._served, address, port, ssl=tls)
+    server = await asyncio.start_server(made.serve, address, port, ssl=tls)
     made.port = server.sockets[0].getsockname()[1]
     try:
         yield made
