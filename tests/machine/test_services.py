@@ -29,7 +29,7 @@ from space.testing import machine
 from space.testing.machine import Server
 
 NAME = "www.example.com"
-NEW = ("broker", "audit", "dialer", "gateway")
+NEW = ("broker", "audit", "dialer", "minter", "gateway")
 
 
 def pids(instance: Instance) -> dict[str, int]:
@@ -64,7 +64,7 @@ def test_each_has_a_uid_of_its_own_and_no_way_to_more(served: Served) -> None:
 async def _answers(instance: Instance) -> None:
     broker, audit = BrokerControl.connect(instance.broker_socket), AuditControl.connect(instance.audit_socket)
     assert len(await broker.head_key()) == 32
-    assert {chain.writer for chain in (await audit.status()).chains} == {"gateway", "dialer"}
+    assert {chain.writer for chain in (await audit.status()).chains} == {"gateway", "dialer", "broker"}
     broker.close()
     audit.close()
 

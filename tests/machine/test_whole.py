@@ -193,7 +193,7 @@ def test_the_host_listens_for_nobody_but_its_own_services(served: Served, shared
         if len(fields) > 7 and int(fields[3], 16) & 0x10000:  # __SO_ACCEPTCON
             listening.add(fields[7])
     ours = {path for path in listening if path.startswith(f"{run}/")}
-    services = ("rootd", "node", "audit", "broker", "dialer", "gateway")
+    services = ("rootd", "node", "audit", "broker", "dialer", "minter", "gateway")
     assert ours - {str(run / f"{name}.sock") for name in services} <= {
         str(run / "vm" / shared.id / name) for name in ("qmp.sock", "control.sock", "bulk.sock", "serial.sock")
     }

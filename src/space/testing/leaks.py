@@ -154,6 +154,8 @@ def _is_shared(point: str) -> bool:
     """Whether a mount lies where `space` mounts, and not in an instance's own directories. What others mount is theirs."""
     if not point.startswith(("/run/space", "/var/lib/space")):
         return False
+    if Path(point).parent == Path("/var/lib/space/instances"):  # a disk of an instance's own (testing.smalldisk), which `of_instance` sees
+        return False
     return not any(point.startswith((f"{each.run}/", f"{each.data}/")) for each in instances())
 
 
