@@ -203,10 +203,16 @@ class Town:
         return str(self.network[last])
 
 
+def _free_number() -> int:
+    """From this process's on: one process may have several, and each of two that look at the same time begins elsewhere."""
+    numbers = ((os.getpid() + more) % 256 for more in range(256))
+    return next(number for number in numbers if not Path(f"/sys/class/net/town{number}").exists())
+
+
 @contextmanager
 def town(number: int | None = None) -> Iterator[Town]:
-    """A town. number: 0 to 255, of its network, by which several stand beside each other; else this process's."""
-    made = Town(IPv4Network(f"10.213.{os.getpid() % 256 if number is None else number}.0/24"))
+    """A town. number: 0 to 255, of its network, by which several stand beside each other; else one that is free."""
+    made = Town(IPv4Network(f"10.213.{_free_number() if number is None else number}.0/24"))
     try:
         made.begin()
         yield made
