@@ -117,7 +117,7 @@ class Outside:
         return words
 
     def _bundle(self, name: str | None) -> str:
-        return self._roots if name is None else self._bundles[name]
+        return self._roots if name is None else f"{self._roots}\n{self._bundles[name]}"
 
     # -- the other processes ---------------------------------------------------------------------------------------
     def replace(self, what: inner.What, sock: socket.socket) -> None:
