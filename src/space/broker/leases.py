@@ -153,7 +153,11 @@ class Lending:
             return
         attached = tuple(self._grants.attached(life.tenant, life.sandbox))
         bound.life = life = Life(life.tenant, life.sandbox, life.template, life.labels, life.forked, attached)
-        grants = [one for one in self._grants.of(life, self._now().timestamp()) if self._is_good(life.tenant, one)]
+        now = self._now().timestamp()
+        found = self._grants.of(life, now)
+        secrets = {name: self._secrets.find(life.tenant, name) for name in {one.secret for one in found}}
+        good = {name: known for name, known in secrets.items() if known is not None and known.why_not(now) is None}
+        grants = [one for one in found if one.secret in good]
         if len(grants) > MOST_OF_A_SANDBOX:
             log.warning("%s has %d grants: only the first %d are told", life.sandbox, len(grants), MOST_OF_A_SANDBOX)
             grants = sorted(grants, key=lambda one: (one.name not in attached, one.name))[:MOST_OF_A_SANDBOX]
@@ -162,11 +166,7 @@ class Lending:
             bound.told = outlines
             bound.revision += 1
             bound.tell(api.Grants(bound.revision, outlines))
-        self._watch(grants)
-
-    def _is_good(self, tenant: str, grant: Grant) -> bool:
-        known = self._secrets.find(tenant, grant.secret)
-        return known is not None and known.why_not(self._now().timestamp()) is None
+        self._watch([*(one.until for one in grants), *(known.facts.expires for known in good.values())])
 
     def _outline(self, bound: Bound, grant: Grant) -> Outline:
         where, slot, placeholder = grant.where, grant.slot, ""
@@ -174,10 +174,10 @@ class Lending:
             placeholder = made(slot, _chooser(self._seed, f"{bound.life.sandbox}\0{bound.generation}\0{bound.life.tenant}\0{grant.name}"))
         return Outline(grant.name, where.host, where.port, where.methods, where.paths, slot, grant.keep, grant.approval, placeholder)
 
-    def _watch(self, grants: list[Grant]) -> None:
-        """A grant whose time ends is taken away then, and not at the next use."""
+    def _watch(self, times: list[str]) -> None:
+        """A grant whose time ends, or its secret's, is taken away then, and not at the next use."""
         now = self._now().timestamp()
-        ends = [end for one in grants if one.until and (end := expiry(one.until)) is not None and end > now]
+        ends = [end for one in times if one and (end := expiry(one)) is not None and end > now]
         if not ends:
             return
         loop = asyncio.get_running_loop()

@@ -86,13 +86,6 @@ class Minting:
         self._tokens.pop((tenant, name), None)
         self._failed.pop((tenant, name), None)
 
-    async def aclose(self) -> None:
-        """What is under way is given up."""
-        under_way = tuple(self._getting.values())
-        for task in under_way:
-            task.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
-
     def _got(self, key: tuple[str, str], done: asyncio.Task[Token]) -> None:
         if self._getting.get(key) is done:
             del self._getting[key]

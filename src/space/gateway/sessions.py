@@ -76,10 +76,6 @@ class Sessions:
         if len(self._kept) > self._most:
             self._kept.popitem(last=False)
 
-    def forget(self, key: Key) -> None:
-        """Its server has refused it, or something else is wrong with it."""
-        self._kept.pop(key, None)
-
     def _under(self, generation: int) -> None:
         if generation != self._generation:
             self._generation = generation

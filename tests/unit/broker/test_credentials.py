@@ -391,6 +391,23 @@ def test_a_secret_that_was_rotated_revoked_or_is_over(tmp_path: Path) -> None:
     run(main)
 
 
+@pytest.mark.parametrize("of", ["grant", "secret"])
+def test_what_ends_is_taken_from_workers_by_itself(tmp_path: Path, of: str) -> None:
+    async def main() -> None:
+        async with placed(tmp_path) as at:
+            soon = "2026-06-01T00:00:01Z"
+            await at.secret(expires=soon if of == "secret" else "")
+            await at.control.put_grant("acme", grant(until=soon if of == "grant" else ""))
+            _, told = await at.worker()
+            await asyncio.sleep(0.02)
+            assert len(told[-1].grants) == 1
+            at.now[0] += timedelta(seconds=1)  # its own clock's second passes meanwhile
+            await asyncio.sleep(1.2)
+            assert told[-1].grants == []
+
+    run(main)
+
+
 def test_approval_is_asked_for_every_use(tmp_path: Path) -> None:
     async def main() -> None:
         async with placed(tmp_path) as at:
