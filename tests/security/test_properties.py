@@ -199,6 +199,7 @@ def test_allowed_names_at_addresses_that_are_not_public_are_dialled_nowhere(gues
 
 # -- 9: live policy -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.usefixtures("server")
 def test_a_policy_that_changes_closes_what_it_does_not_allow_within_a_second(guest: Walled, place: Town, paused: bool) -> None:
     name = f"stream{paused:d}.example.com"
 

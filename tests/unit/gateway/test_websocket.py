@@ -67,7 +67,7 @@ def test_without_the_rule_or_a_right_handshake_there_is_none(tmp_path: Path) -> 
             assert json.loads(said)["reason"] == "websocket_not_allowed"
             writer.close()
             at.rules({"host": ALLOWED, "websocket": True})
-            for bad in (asking(at, key="short"), asking(at).replace(b"13", b"12"), asking(at, "Sec-WebSocket-Key: x\r\n")):
+            for bad in (asking(at, key="short"), asking(at).replace(b": 13", b": 12"), asking(at, "Sec-WebSocket-Key: x\r\n")):
                 assert b"websocket_invalid" in await at.exchange(ALLOWED, bad)
             await at.empty()
             assert upstream.seen == b""
