@@ -25,10 +25,11 @@ def create(
     tenant: Annotated[str, typer.Option(metavar="TENANT", help="Whose sandboxes it reaches.")] = "default",
     scope: Annotated[str, typer.Option(metavar="SCOPE", help="`tenant`, or `admin` for keys and metrics besides.")] = "tenant",
     name: Annotated[str, typer.Option(metavar="TEXT", help="What it is for.")] = "",
+    e2b: Annotated[bool, typer.Option("--e2b", help="Of the form that E2B's clients know.")] = False,
 ) -> None:
     """Make a key. It is printed this once, and stored hashed."""
     with of(context).client() as client:
-        made = client.create_key(tenant=tenant, scope=scope, name=name)
+        made = client.create_key(tenant=tenant, scope=scope, name=name, e2b=e2b)
     if of(context).json:
         print_json(made)
         return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -33,6 +34,9 @@ class Settings:
     tls_key: str | None = None
     # Names that the Host header may carry besides the address itself: a browser tricked by DNS rebinding brings another.
     allowed_hosts: tuple[str, ...] = ()
+    # The name below which ports of sandboxes are reached by host name, `<port>-<id>.<domain>`, and this API as `api.<domain>`. It and all
+    # names below it have to lead here. Empty: there are no such names, and headers say which sandbox is meant.
+    domain: str = ""
     # `auto` probes KVM with a guest; `tcg` and `kvm` force one.
     accelerator: str = "auto"
     # QEMU does not call emulation a boundary: clients from elsewhere are refused unless the operator says so.
@@ -104,6 +108,7 @@ class Settings:
     broker_keyring: str | None = None
 
 
+_DOMAIN = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
 DEFAULT = "default"
 FLAGS = "--set"
 _SOURCES = "sources"
@@ -250,6 +255,10 @@ def _set(settings: Settings, key: str, value: Any, *, where: str) -> Settings:
 def _checked(settings: Settings) -> Settings:
     if not 0 <= settings.port <= 65535:
         raise InvalidArgument(f"setting port is 0 to 65535, not {settings.port}")
+    if settings.domain and (len(settings.domain) > 180 or not _DOMAIN.match(settings.domain)):
+        raise InvalidArgument(
+            f"setting domain is a name of lower-case labels, such as sandboxes.example.com, not {settings.domain[:200]!r}"
+        )
     if settings.accelerator not in ("auto", "kvm", "tcg"):
         raise InvalidArgument(f"setting accelerator is auto, kvm or tcg, not {settings.accelerator!r}")
     for key, known in (("log_format", ("text", "json")), ("on_stop", ("keep", "delete"))):

@@ -1,6 +1,7 @@
 """The ASGI application: every request gets an id, passes the same gates in the same order, and ends in one log line.
 
     id -> version, Host, Origin -> route -> method -> query -> key -> scope -> room -> handler -> answer
+                                -> names a sandbox (E2B): its token -> room -> awake -> envd or ingress
 
 What a gate refuses is a problem object. A fault after the head of an answer cuts the connection.
 """
@@ -16,13 +17,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 from starlette.types import Message, Receive, Scope, Send
 
 from space.config import logs
 from space.control import answers, limits
 from space.control.call import Call, ClientGone, CutOff, request_id
+from space.control.e2b import door, envd, faults, ports
+from space.control.e2b import routes as e2b_routes
+from space.control.e2b.ids import ENVD_PORT
+from space.control.e2b.seat import Seat
 from space.control.hosts import Hosts
 from space.control.keys import ADMIN, Key
 from space.control.paths import Paths
@@ -52,6 +57,7 @@ class _Exchange:
     route: str = _NOWHERE
     tenant: str = ""
     status: int = 0
+    face: bool = False  # it is E2B's: so are its faults
     call: Call | None = None  # once it was let in, if its route is recorded
     began: float = field(default_factory=time.perf_counter)
 
@@ -72,7 +78,12 @@ class Api:
             limits.RESERVED_REQUESTS,
             limits.RESERVED_REQUESTS_PER_TENANT,
         )
+        self._room = room
         self._paths = Paths({path: _Path(path, methods, services, room) for path, methods in paths.items()})
+        theirs: dict[str, dict[str, Route]] = {}
+        for route in e2b_routes.ROUTES:
+            theirs.setdefault(route.path, {})[route.method] = route
+        self._theirs = Paths({path: _Path(path, methods, services, room) for path, methods in theirs.items()})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -108,8 +119,13 @@ class Api:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange) -> None:
         try:
-            self._admit(scope)
+            address = self._admit(scope, exchange)
+            if address is not None:
+                await self._seated(scope, receive, send, exchange, address)
+                return
             found = self._paths.find(scope["path"])
+            if found is None and (found := self._theirs.find(_raw_path(scope), decode=unquote)) is not None:
+                exchange.face = True
             if found is None:
                 raise NotFound(f"there is nothing at {scope['path'][:200]!r}", hint="GET /openapi.json lists the routes")
             path, parameters = found
@@ -121,25 +137,47 @@ class Api:
         except SpaceError as error:
             if error.status >= 500:
                 log.warning("%s: %s (cause: %r)", error.code, error, error.__cause__)
-            await answers.problem(error, exchange.request_id).send(send)
+            await _problem(error, exchange).send(send)
         except asyncio.CancelledError:
             # Only uvicorn cancels a request: the server stops, and its patience is over.
             if not exchange.status:
-                await answers.problem(_STOPPING, exchange.request_id).send(send)
+                await _problem(_STOPPING, exchange).send(send)
         except Exception:
             log.exception("unexpected")
             if exchange.status == 101:
                 await send({"type": "websocket.close", "code": 1011, "reason": "internal"})
             elif not exchange.status:
-                await answers.problem(unexpected(), exchange.request_id).send(send)
+                await _problem(unexpected(), exchange).send(send)
 
-    def _admit(self, scope: Scope) -> None:
-        """What is right or wrong before anybody looks at the path."""
+    async def _seated(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange, address: door.Address) -> None:
+        """A request that names a sandbox: whoever answers at its port."""
+        exchange.route = "e2b envd" if address.port == ENVD_PORT else "e2b port"
+        if scope.get("space.socket"):
+            raise Unsupported("no WebSocket goes this way", hint="ask the ingress, by the host name of the port")
+        services, head = self._services, dict(scope["headers"])
+        seat = door.find(services, address)
+        exchange.tenant = seat.tenant
+        logs.sandbox.set(seat.sandbox)
+        services.quotas.spend(seat.tenant)
+        with self._room.place(seat.tenant, guest=seat.sandbox):
+            seat = await door.admitted(scope, services, address, head)
+            if seat.port == ENVD_PORT:
+                if scope["path"] not in door.LOOKING:
+                    exchange.call = _by_token(scope, receive, exchange, seat)
+                await envd.serve(scope, receive, send, services, seat)
+            else:
+                await ports.relay(scope, receive, send, services, seat)
+
+    def _admit(self, scope: Scope, exchange: _Exchange) -> door.Address | None:
+        """What is right or wrong before anybody looks at the path. Which sandbox's port it names, if it does."""
         if scope["http_version"] == "1.0":
             # Its bodies end where the connection ends: a cut one would look whole.
             raise Unsupported("HTTP/1.0 cannot tell a whole answer from a part", hint="use HTTP/1.1")
         head = dict(scope["headers"])
-        if (coding := head.get(b"content-encoding", b"identity").strip().lower()) not in (b"identity", b""):
+        exchange.face = b"e2b-sandbox-id" in head
+        address = door.addressed(self._services.settings, head)
+        exchange.face = address is not None
+        if address is None and (coding := head.get(b"content-encoding", b"identity").strip().lower()) not in (b"identity", b""):
             # Its bytes would be kept, or run, as they are.
             raise Unsupported(f"content encoding {coding.decode('latin-1')[:80]!r} is not understood", hint="send the body as it is")
         if len(head) < len(scope["headers"]):
@@ -150,8 +188,9 @@ class Api:
         host = head.get(b"host", b"").decode("latin-1")
         if not self._hosts.admit(host, (scope.get("server") or ("", None))[0]):
             raise PermissionDenied(f"this server does not answer for host {host[:80]!r}", hint="the setting allowed_hosts names more")
-        if b"origin" in head:
+        if b"origin" in head and (address is None or address.port == ENVD_PORT):
             raise PermissionDenied("requests of web pages are refused", hint="call the API from a program, without an Origin header")
+        return address
 
     def _audit(self, exchange: _Exchange) -> None:
         """Once, with the status that the client sees; 0 when it left before."""
@@ -280,6 +319,22 @@ _STOPPING = Unavailable(
 _NOBODY = Key("", "", "", "", b"", 0)
 
 
+def _problem(error: SpaceError, exchange: _Exchange) -> answers.Answer:
+    return faults.answer(error) if exchange.face else answers.problem(error, exchange.request_id)
+
+
+def _by_token(scope: Scope, receive: Receive, exchange: _Exchange, seat: Seat) -> Call:
+    """For the audit: who had a sandbox's token and no key."""
+    key = Key("e2b-token", seat.tenant, "", "", b"", 0)
+    return Call(scope, receive, key, exchange.request_id, {}, [], {}, f"e2b {scope['path'][:58]}", seat.sandbox)
+
+
+def _raw_path(scope: Scope) -> str:
+    """As it was sent: a segment of E2B's may be a name with a slash in it, percent-encoded."""
+    raw: bytes = scope.get("raw_path") or b""
+    return raw.partition(b"?")[0].decode("latin-1")
+
+
 def _given_key(headers: dict[str, str]) -> str | None:
     text = headers.get("authorization")
     if text is None:
@@ -303,10 +358,12 @@ def _query(route: Route, raw: bytes) -> list[tuple[str, str]]:
             raise InvalidArgument("the query is not right: a percent escape is no UTF-8", hint="only paths may be any bytes")
         if name in seen:
             raise InvalidArgument(f"query parameter {name[:64]!r} was given twice", hint="give it once")
+        if route.face and name not in known:
+            continue
         if name not in known and not (route.open_query is not None and name.startswith(route.open_query)):
             raise InvalidArgument(f"unknown query parameter {name[:64]!r}", hint="known: " + (", ".join(sorted(known)) or "none"))
         seen.add(name)
-    return pairs
+    return [pair for pair in pairs if pair[0] in known] if route.face else pairs
 
 
 def _is_text(text: str) -> bool:

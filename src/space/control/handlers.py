@@ -104,7 +104,7 @@ async def list_keys(call: Call, services: Services) -> Answer:
 async def create_key(call: Call, services: Services) -> Answer:
     """POST /v1/keys."""
     asked = wire.decode(await call.json(), KeyRequest)
-    minted = await services.keys.mint(wire.check_tenant(asked.tenant), asked.scope, asked.name)
+    minted = await services.keys.mint(wire.check_tenant(asked.tenant), asked.scope, asked.name, e2b=asked.e2b)
     key = minted.key
     return answers.value(KeyCreated(key.id, key.tenant, key.scope, key.name, key.created_us / 1e6, minted.text), 201)
 

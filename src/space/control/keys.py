@@ -1,6 +1,9 @@
 """API keys: `space_<id>_<secret>`. Minted, listed, revoked; the secret is shown once and stored as its SHA-256.
 
-A plain digest is enough, because the secret is 256 random bits: there is no dictionary to try, and a slow hash would
+For E2B's clients, some of which look at a key's form, there are keys `e2b_<40 hex digits>`: they say no id, and are found by their
+digest. Else they are keys like any other.
+
+A plain digest is enough, because the secret is 256 random bits (160 of E2B's form): there is no dictionary to try, and a slow hash would
 only slow every request. Keys are also held in memory, which this process alone changes, so a revocation counts at once;
 minting and revoking are on the disk before they are answered.
 
@@ -69,12 +72,14 @@ class KeyRing:
     def __init__(self, store: Store, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._keys: dict[str, Key] = {}
+        self._by_digest: dict[bytes, str] = {}
         self._wrong = Allowance(limits.WRONG_KEYS, limits.WRONG_KEYS_PER_SECOND, clock)
 
     async def load(self) -> None:
         """Read what is stored."""
         rows = await self._store.read(lambda connection: connection.execute(select(schema.keys)).all())
         self._keys = {row.id: Key(row.id, row.tenant, row.scope, row.name, row.digest, row.created_us, row.revoked_us) for row in rows}
+        self._by_digest = {key.digest: key.id for key in self._keys.values()}
 
     def infos(self) -> list[KeyInfo]:
         """All of them, oldest first."""
@@ -94,6 +99,11 @@ class KeyRing:
 
     def _matching(self, text: str) -> Key | None:
         prefix, _, rest = text.partition("_")
+        if prefix == "e2b":
+            # What a look-up's time tells is about a digest, of which nobody can choose a byte.
+            named = self._by_digest.get(_digest(text))
+            found = None if named is None else self._keys[named]
+            return found if found is not None and found.revoked_us is None else None
         key_id, _, secret = rest.partition("_")
         if prefix != "space":
             return None
@@ -102,9 +112,9 @@ class KeyRing:
         same = hmac.compare_digest(_digest(secret), key.digest if key is not None else bytes(32))
         return key if same and key is not None and key.revoked_us is None else None
 
-    async def mint(self, tenant: str, scope: str, name: str) -> Minted:
-        """A new key, on the disk when this returns."""
-        minted = new(tenant, scope, name)
+    async def mint(self, tenant: str, scope: str, name: str, *, e2b: bool = False) -> Minted:
+        """A new key, on the disk when this returns. e2b: of the form that E2B's clients know."""
+        minted = new(tenant, scope, name, e2b=e2b)
         await self._keep(minted.key)
         return minted
 
@@ -141,12 +151,16 @@ class KeyRing:
     async def _keep(self, key: Key) -> None:
         await self._store.write(lambda connection: _insert(connection, key), durable=True)
         self._keys[key.id] = key
+        self._by_digest[key.digest] = key.id
         log.info("key %s with scope %s is minted for tenant %s", key.id, key.scope, key.tenant)
 
 
-def new(tenant: str, scope: str, name: str) -> Minted:
+def new(tenant: str, scope: str, name: str, *, e2b: bool = False) -> Minted:
     """A key made of fresh random bits, kept nowhere yet."""
     key_id = "".join(secrets.choice(_ID_CHARACTERS) for _ in range(12))
+    if e2b:
+        text = f"e2b_{secrets.token_hex(20)}"
+        return Minted(Key(key_id, tenant, scope, name, _digest(text), time.time_ns() // 1000), text)
     secret = secrets.token_hex(32)
     return Minted(Key(key_id, tenant, scope, name, _digest(secret), time.time_ns() // 1000), f"space_{key_id}_{secret}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -25,14 +25,14 @@ class Paths(Generic[T]):
             shapes.setdefault(len(segments), set()).add(shape)
         self._shapes = {length: sorted(found, key=lambda shape: (len(shape), shape)) for length, found in shapes.items()}
 
-    def find(self, path: str) -> tuple[T, dict[str, str]] | None:
-        """What is there, and the parameters; None where nothing is."""
+    def find(self, path: str, *, decode: Callable[[str], str] = str) -> tuple[T, dict[str, str]] | None:
+        """What is there, and the parameters; None where nothing is. decode: of a parameter, where the path is as it was sent."""
         segments = path.split("/")
         for shape in self._shapes.get(len(segments), ()):
             found = self._targets.get(_masked(segments, shape))
             if found is not None and all(segments[at] for at in shape):
                 target, names = found
-                return target, {name: segments[at] for name, at in names.items()}
+                return target, {name: decode(segments[at]) for name, at in names.items()}
         return None
 
 

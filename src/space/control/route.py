@@ -101,11 +101,13 @@ class Route:
     reserved: bool = False
     # False for what only looks and is asked often.
     audit: bool = True
+    # E2B's (`e2b/routes`): further parameters are ignored, and faults have its form.
+    face: bool = False
 
     @property
     def waits_for_guest(self) -> bool:
         """Whether a sandbox's guest has a say in when it ends."""
-        return self.path.startswith(SANDBOX) and not self.reserved
+        return self.path.startswith(FACE_SANDBOX if self.face else SANDBOX) and not self.reserved
 
     @property
     def refusals(self) -> list[type[SpaceError]]:
@@ -125,6 +127,7 @@ class Route:
 JSON = "application/json"
 TEXT = {"type": "string"}
 SANDBOX = "/v1/sandboxes/{id}"
+FACE_SANDBOX = "/sandboxes/{id}"
 GUEST: tuple[type[SpaceError], ...] = (Conflict, Gone, SandboxDied, GuestError, ProtocolError, DeadlineExceeded)
 NDJSON = "application/x-ndjson"
 USER = Query("user", "Guest user; missing: `user`", TEXT)

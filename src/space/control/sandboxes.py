@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from sqlalchemy import Connection
+
 from space.control import decide, limits, listing, records
 from space.control.activity import Activity
 from space.control.asks import Asks
@@ -46,7 +48,12 @@ from space.model.tenants import Usage
 from space.rpc.node_api import Done, NodeInfo, SandboxState, SetLabels
 
 Resolve = Callable[[str, str], tuple[str, str]]
+Change = Callable[[Connection], object]
 _FIRST_EXEC = "first_exec"  # a stage of the node that is over only when somebody has run a command
+
+
+def nothing(connection: Connection) -> None:
+    """Nothing is stored besides."""
 
 
 class Sandboxes:
@@ -119,6 +126,10 @@ class Sandboxes:
         """What else counts towards a tenant's quota: templates and their builders."""
         self._book.beside = usage
 
+    def heeded(self, heed: Callable[[Entry], None]) -> None:
+        """heed: called after every change of a live sandbox; short, does not raise."""
+        self._book.on_change.append(heed)
+
     # -- what tenants ask -----------------------------------------------------------------------------------------------
 
     async def create(
@@ -130,9 +141,10 @@ class Sandboxes:
         repeat: tuple[str, bytes] | None = None,
         policy: Asked = None,
         grants: Sequence[str] = (),
+        beside: Callable[[str], Change] = lambda sandbox: nothing,
     ) -> SandboxInfo:
         """A sandbox; running when this returns, if `wait`. repeat: idempotency key and digest of the body. policy: None for the default.
-        grants: names of those that it has besides.
+        grants: names of those that it has besides. beside: by its id, what is stored of it besides, in the same transaction.
 
         Unavailable without a node, NoCapacity when there is no room; nothing is kept then. A caller that goes away changes nothing.
         """
@@ -168,7 +180,8 @@ class Sandboxes:
             **chosen.fields,
         )
         used = None if repeat is None else Repeat(tenant, repeat[0], repeat[1], record.id, now)
-        entry = await self._book.add(record, used, self.policies.keep(chosen))
+        keep, also = self.policies.keep(chosen), beside(record.id)
+        entry = await self._book.add(record, used, lambda connection: (keep(connection), also(connection)))
         entry.grants = list(grants)
         self.policies.begun(entry, chosen)
         self._book.spawn(self._creation.drive(entry, keep_refused=not wait), f"create {record.id}")
@@ -193,6 +206,13 @@ class Sandboxes:
     async def get(self, tenant: str, sandbox: str) -> SandboxInfo:
         """One, also after its end for as long as it is kept. NotFound."""
         return (await self._book.find(tenant, sandbox)).info()
+
+    def living(self, sandbox: str) -> Record | None:
+        """One that has not ended and is not about to, whoever's it is: who asks has another proof than a tenant's key."""
+        entry = self._book.live.get(sandbox)
+        if entry is None or entry.record.ended or entry.record.desired == UNWANTED:
+            return None
+        return entry.record
 
     @property
     def running(self) -> list[str]:

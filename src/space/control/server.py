@@ -38,6 +38,7 @@ from space.control.app import Api
 from space.control.audit import AuditLog
 from space.control.credentials import Credentials
 from space.control.delivery import Sender
+from space.control.e2b.face import Face
 from space.control.egress_figures import EgressFigures
 from space.control.events import EventLog
 from space.control.hosts import is_loopback
@@ -118,6 +119,8 @@ async def compose(instance: Instance, settings: Settings) -> AsyncIterator[Servi
         templates.builds.observe_build, templates.builds.observe_step = building.built, building.step
         figures.add(building)
         await sandboxes.start(link, figures, templates.resolve)
+        face = await Face.load(store)
+        sandboxes.heeded(face.extras.heed)
         version = __version__
         allowed = networks(settings.webhook_networks)
         webhooks = Webhooks(store, events, Sender(allowed), allow_http=settings.allow_http_webhooks, allowed=allowed, version=version)
@@ -143,6 +146,7 @@ async def compose(instance: Instance, settings: Settings) -> AsyncIterator[Servi
                 egress,
                 templates,
                 Credentials(link, quotas),
+                face,
             )
         finally:
             await templates.stop()

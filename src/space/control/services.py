@@ -8,6 +8,7 @@ from space.config.settings import Settings
 from space.control.activity import Activity
 from space.control.audit import AuditLog
 from space.control.credentials import Credentials
+from space.control.e2b.face import Face
 from space.control.egress_figures import EgressFigures
 from space.control.events import EventLog
 from space.control.keys import KeyRing
@@ -38,6 +39,7 @@ class Services:
     egress: EgressFigures
     templates: Templates
     credentials: Credentials
+    e2b: Face
 
     def stopping(self) -> None:
         """The server ends: those who wait or follow are told now."""

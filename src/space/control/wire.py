@@ -70,11 +70,14 @@ class CreateRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """A key to mint. scope: `tenant` for its tenant's sandboxes, `admin` for keys and metrics besides."""
+    """A key to mint. scope: `tenant` for its tenant's sandboxes, `admin` for keys and metrics besides. e2b: of the form that E2B's clients
+    know.
+    """
 
     tenant: str
     scope: Annotated[str, Meta(pattern="^(tenant|admin)$")] = "tenant"
     name: Annotated[str, Meta(max_length=64)] = ""
+    e2b: bool = False
 
 
 class KeyInfo(Struct, frozen=True):

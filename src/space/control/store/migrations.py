@@ -281,7 +281,17 @@ def _seventh(connection: Connection) -> None:
         connection.execute(text(f"ALTER TABLE sandboxes ADD COLUMN {column}"))
 
 
-STEPS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third, _fourth, _fifth, _templates_of_tenants, _seventh)
+def _eighth(connection: Connection) -> None:
+    """What tokens are derived from, and what the E2B face knows of sandboxes."""
+    tables = MetaData()
+    Table("control_secrets", tables, Column("name", String(32), primary_key=True), Column("value", LargeBinary(32), nullable=False))
+    Table("e2b_sandboxes", tables, Column("sandbox", String(23), primary_key=True), Column("extras", JSON, nullable=False))
+    tables.create_all(connection)
+
+
+STEPS: tuple[Callable[[Connection], None], ...] = (
+    _first, _second, _third, _fourth, _fifth, _templates_of_tenants, _seventh, _eighth,
+)  # fmt: skip
 
 
 def version(connection: Connection) -> int:

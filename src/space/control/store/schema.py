@@ -94,6 +94,14 @@ keys = Table(
     Column("revoked_us", BigInteger, nullable=True),
 )
 
+# Made once, and never shown: what this server derives tokens from, by name. The database's mode is 0600.
+control_secrets = Table(
+    "control_secrets", metadata, Column("name", String(32), primary_key=True), Column("value", LargeBinary(32), nullable=False)
+)
+
+# What E2B's model knows of a sandbox and ours does not (`e2b/store.py`).
+e2b_sandboxes = Table("e2b_sandboxes", metadata, Column("sandbox", String(23), primary_key=True), Column("extras", JSON, nullable=False))
+
 idempotency = Table(
     "idempotency",
     metadata,

@@ -120,9 +120,12 @@ class AsyncClient(AsyncClientPolicies, AsyncClientCredentials, AsyncClientTempla
         answer = await self.call("GET", "/v1/keys")
         return [record(Key, item) for item in _items(answer, "keys")]
 
-    async def create_key(self, *, tenant: str, scope: str = "tenant", name: str = "") -> KeyCreated:
-        """A new key; its secret is in this answer only. scope: `tenant` (that tenant's sandboxes) or `admin` (keys and metrics besides)."""
-        answer = await self.call("POST", "/v1/keys", json={"tenant": tenant, "scope": scope, "name": name})
+    async def create_key(self, *, tenant: str, scope: str = "tenant", name: str = "", e2b: bool = False) -> KeyCreated:
+        """A new key; its secret is in this answer only. scope: `tenant` (that tenant's sandboxes) or `admin` (keys and metrics besides).
+        e2b: of the form that E2B's clients know.
+        """
+        asked: dict[str, Any] = {"tenant": tenant, "scope": scope, "name": name}
+        answer = await self.call("POST", "/v1/keys", json=asked | ({"e2b": True} if e2b else {}))
         return record(KeyCreated, answer)
 
     async def revoke_key(self, key_id: str) -> None:

@@ -1,0 +1,24 @@
+"""What the parts of the face share: tokens, what is known of sandboxes beside our own model, and what a client is told of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from space.control.e2b.store import ExtrasStore
+from space.control.e2b.tokens import Tokens
+from space.control.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Face:
+    """Made once by the composition root."""
+
+    tokens: Tokens
+    extras: ExtrasStore
+
+    @classmethod
+    async def load(cls, store: Store) -> Face:
+        """Take up what the store holds."""
+        extras = ExtrasStore(store)
+        await extras.load()
+        return cls(await Tokens.load(store), extras)

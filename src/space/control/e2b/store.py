@@ -1,0 +1,118 @@
+"""What E2B's model knows of a sandbox and ours does not: one document a sandbox, kept with it, gone with it.
+
+A sandbox that our own API made has none, and `Extras()` says what holds for it: nothing of it is open that nobody asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from sqlalchemy import Connection, delete, insert, select, update
+
+from space.control.entry import Entry
+from space.control.store.schema import e2b_sandboxes, sandboxes
+from space.control.store.store import Store
+
+log = logging.getLogger("space.control.e2b")
+
+
+class Extras(Struct, frozen=True, omit_defaults=True):
+    """made: through this face. template: what was asked for, as answers repeat it; alias: its name, where that was no name.
+
+    metadata: what our own metadata has no form for. user, workdir: defaults of processes. secure: the in-sandbox API wants the access
+    token. public: ports are open to who knows their address. mask_host, https_ports: as E2B's network object says.
+    auto_resume: traffic wakes it. pause_memory: what the end of its time keeps. timeout: seconds, as asked at creation.
+    network: as given last, for answers. internet: `allow_internet_access` as it holds; policy: how it was mapped, in words.
+    paused: `full` or `filesystem`, while it rests. sources: names of the grants and secrets that were made for it alone.
+    """
+
+    made: bool = False
+    template: str = ""
+    alias: str | None = None
+    metadata: dict[str, str] = {}
+    user: str | None = None
+    workdir: str | None = None
+    secure: bool = True
+    public: bool = False
+    mask_host: str | None = None
+    https_ports: list[int] = []
+    auto_resume: bool = False
+    pause_memory: bool = True
+    timeout: int = 300
+    network: dict[str, Any] | None = None
+    internet: bool | None = None
+    policy: str = ""
+    paused: str | None = None
+    grants: list[str] = []
+
+    def changed(self, **fields: Any) -> Extras:
+        """The next one."""
+        return msgspec.structs.replace(self, **fields)
+
+
+NONE = Extras()
+
+
+class ExtrasStore:
+    """Everybody's, in memory, which this process alone changes."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[str, Extras] = {}
+        self.on_end: list[Callable[[str, str, Extras], None]] = []
+
+    async def load(self) -> None:
+        """Read what is stored; what belongs to no sandbox any more goes."""
+        rows = await self._store.write(_load)
+        self._known = {row.sandbox: msgspec.convert(row.extras, Extras) for row in rows}
+
+    def of(self, sandbox: str) -> Extras:
+        """A sandbox's, by our id."""
+        return self._known.get(sandbox, NONE)
+
+    def adding(self, sandbox: str, extras: Extras) -> Callable[[Connection], None]:
+        """What stores a new sandbox's, in the transaction of its row."""
+        self._known[sandbox] = extras
+        return lambda connection: _add(connection, sandbox, extras)
+
+    async def put(self, sandbox: str, extras: Extras) -> None:
+        """Another one from now on; stored when this returns."""
+        self._known[sandbox] = extras
+        await self._store.write(lambda connection: _put(connection, sandbox, extras))
+
+    def heed(self, entry: Entry) -> None:
+        """Told of every change of a live sandbox: with its end this goes too."""
+        record = entry.record
+        if record.ended and (extras := self._known.pop(record.id, None)) is not None:
+            for told in self.on_end:
+                told(record.tenant, record.id, extras)
+            self._store.post(lambda connection: _remove(connection, record.id))
+
+    @property
+    def all(self) -> Mapping[str, Extras]:
+        """By our id."""
+        return self._known
+
+
+def _load(connection: Connection) -> list[Any]:
+    gone = select(sandboxes.c.id).where(sandboxes.c.ended_us.is_(None))
+    connection.execute(delete(e2b_sandboxes).where(e2b_sandboxes.c.sandbox.not_in(gone)))
+    return list(connection.execute(select(e2b_sandboxes)).all())
+
+
+def _add(connection: Connection, sandbox: str, extras: Extras) -> None:
+    connection.execute(insert(e2b_sandboxes).values(sandbox=sandbox, extras=msgspec.to_builtins(extras)))
+
+
+def _put(connection: Connection, sandbox: str, extras: Extras) -> None:
+    changed = update(e2b_sandboxes).where(e2b_sandboxes.c.sandbox == sandbox).values(extras=msgspec.to_builtins(extras))
+    if not connection.execute(changed).rowcount:
+        _add(connection, sandbox, extras)
+
+
+def _remove(connection: Connection, sandbox: str) -> None:
+    connection.execute(delete(e2b_sandboxes).where(e2b_sandboxes.c.sandbox == sandbox))
