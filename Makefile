@@ -1,7 +1,7 @@
 # Everything that a person types. As root, on Debian 12; what is missing is installed first.
 .POSIX:
 .SUFFIXES:
-.PHONY: help setup demo test test-unit test-full test-mutations test-firecracker lab fuzz bench lint lock clean
+.PHONY: help setup demo test test-unit test-full test-e2b test-mutations test-firecracker lab fuzz bench lint lock clean
 .NOTPARALLEL:
 
 # Resolved, so that a process shows which runtime it needs: an upgrade keeps that one.
@@ -27,6 +27,10 @@ test-full: ## the same with the long tier
 test-unit: ## what needs no guest: unit, contract, golden, property and short fuzz tests
 	@setup/bootstrap --tests
 	@setup/check unit
+
+test-e2b: ## E2B's own SDKs, unmodified, against a server with real guests: ends with what passed and failed
+	@setup/bootstrap --tests
+	@setup/check e2b
 
 test-mutations: ## weaken one defence after another: each must fail its tests; the table is report/mutations.md
 	@setup/bootstrap --tests

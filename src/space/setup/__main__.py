@@ -16,7 +16,24 @@ from space.config import firecracker
 from space.config.artefacts import Store
 from space.config.instance import DATA_ROOT, abandoned
 from space.model.errors import SpaceError
-from space.setup import apt, clean, daemon, deps, doctor, initramfs, kernel, layer, qemu, rootfs, runtime, shelf, storage, systemd, template
+from space.setup import (
+    apt,
+    clean,
+    daemon,
+    deps,
+    doctor,
+    e2bclients,
+    initramfs,
+    kernel,
+    layer,
+    qemu,
+    rootfs,
+    runtime,
+    shelf,
+    storage,
+    systemd,
+    template,
+)
 from space.setup import firecracker as add_firecracker
 from space.setup.graph import Step, run
 from space.setup.progress import Progress, complain
@@ -105,12 +122,13 @@ def prepare(root: Path, progress: Progress, *, tests: bool, update: bool) -> Non
     }
     if tests:
         steps["dev"] = Step(make_development, after=("deps",))
+        steps["e2b"] = Step(lambda: progress.step("E2B's SDKs for the tests", lambda: e2bclients.make(root)))
     for instance in abandoned():
         progress.say(clean.sweep(instance))
     made = run(steps)
     if runtime.install(made["runtime"]):
         progress.say(f"`space` starts {made['runtime'].name}")
-    runtime.sweep(made["runtime"], [deps.server(root), deps.development(root)])
+    runtime.sweep(made["runtime"], [deps.server(root), deps.development(root), e2bclients.clients(root).place])
 
 
 def _check() -> int:

@@ -65,17 +65,22 @@ def compile_all(stage: Path, final: Path) -> None:
     )
 
 
+def install(stage: Path, lock: Path) -> None:
+    """What a lock lists, into an environment."""
+    command.run(
+        [PYTHON, "-m", "pip", "--python", stage / "bin/python", "install", "--quiet", "--no-deps", "--require-hashes",
+         "--only-binary=:all:", "--no-compile", "--no-cache-dir", "--no-warn-script-location", "--disable-pip-version-check",
+         "--root-user-action=ignore", "-r", lock],
+        what=f"install {lock.name}", hint="pip's own configuration (PIP_INDEX_URL, PIP_CERT, pip.conf) must reach a package index",
+    )  # fmt: skip
+
+
 def _make(final: Path, lock: Path, *, below: Path | None) -> tuple[Path, bool]:
     if final.is_dir():
         return final, False
     with shelf.staged(final) as stage:
         environment(stage, below=below)
-        command.run(
-            [PYTHON, "-m", "pip", "--python", stage / "bin/python", "install", "--quiet", "--no-deps", "--require-hashes",
-             "--only-binary=:all:", "--no-compile", "--no-cache-dir", "--no-warn-script-location", "--disable-pip-version-check",
-             "--root-user-action=ignore", "-r", lock],
-            what=f"install {lock.name}", hint="pip's own configuration (PIP_INDEX_URL, PIP_CERT, pip.conf) must reach a package index",
-        )  # fmt: skip
+        install(stage, lock)
         for script in (stage / "bin").iterdir():
             if not script.is_symlink() and (text := script.read_bytes()).startswith(b"#!"):
                 script.write_bytes(text.replace(bytes(stage), bytes(final)))
