@@ -503,9 +503,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_of(
         "credentials: tripwire",
         "core.credentials.tripwire",
-        ("echo-across-chunks", "        held = self._beginning(data)\n", "        held = len(data)\n", _TRIPWIRE),
-        ("echo-in-hex", "*_hex(secret), ", "", _TRIPWIRE),
-        ("echo-in-base64", ", *_base64s(secret))", ")", _TRIPWIRE),
+        ("echo-across-chunks", "        held = self.needles.beginning(data)\n", "        held = len(data)\n", _TRIPWIRE),
+        ("echo-in-hex", "_hex(secret), ", "", _TRIPWIRE),
+        ("echo-in-base64", "_hex(secret), *_base64s(secret))", "_hex(secret),)", _TRIPWIRE),
+        ("echo-of-many", "range(0, len(texts), _TOGETHER)", "range(0, 1, _TOGETHER)", _TRIPWIRE),
         quick=("echo-across-chunks",),
     ),
     *_of(

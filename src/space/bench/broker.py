@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import uvloop
+
 from space.bench import granted
 from space.bench.figures import Figure, Section, median, of
 from space.bench.gatewayload import NAME
@@ -38,7 +40,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 def measure(stack: Stack) -> Section:
     """About half a minute. The private server of the run is not used: broker and keeper are the same processes without guests."""
     with tempfile.TemporaryDirectory(prefix="sb") as name:
-        return asyncio.run(_measure(Path(name), quick=stack.quick))
+        return uvloop.run(_measure(Path(name), quick=stack.quick))  # the loop of workers
 
 
 async def _measure(directory: Path, *, quick: bool) -> Section:

@@ -130,7 +130,7 @@ class Exchange:
         wire = self.wire
         if wire is None:
             return data
-        data, echoes = overwritten(wire.forms, data)
+        data, echoes = overwritten(wire.needles, data)
         wire.echoes += echoes
         return data
 

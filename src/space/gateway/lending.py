@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import get_args
 
 from space.core.credentials.grant import Outline, Reason
-from space.core.credentials.tripwire import Form, needles
+from space.core.credentials.tripwire import Needles, needles
 from space.gateway.loans import Lease, Loan
 from space.model.errors import PermissionDenied, RateLimited, SpaceError
 from space.rpc.broker_api import Credential
@@ -50,7 +50,7 @@ class Lender:
         self._clock = clock
         self._most = most
         self._kept: dict[str, _Kept] = {}
-        self._forms: dict[str, tuple[tuple[bytes, ...], tuple[Form, ...]]] = {}
+        self._sought: dict[str, tuple[tuple[bytes, ...], Needles]] = {}
         self._turns: dict[str, asyncio.Lock] = {}
 
     def at_hand(self, loan: Loan) -> bool:
@@ -84,7 +84,7 @@ class Lender:
     def forget(self, outlines: dict[str, Outline]) -> None:
         """Only these are there from now on: what was lent of others, or of what has changed, is dropped."""
         self._kept = {name: kept for name, kept in self._kept.items() if name in outlines and outlines[name].slot == kept.lease.slot}
-        self._forms = {name: forms for name, forms in self._forms.items() if name in outlines}
+        self._sought = {name: sought for name, sought in self._sought.items() if name in outlines}
         self._turns = {name: turn for name, turn in self._turns.items() if turn.locked()}
 
     async def _asked(self, loan: Loan, host: str, port: int, method: str, path: str, request: str, *, approved: bool) -> Credential:
@@ -99,16 +99,10 @@ class Lender:
         except (SpaceError, TimeoutError):
             raise LendRefused("credential_unavailable") from None
 
-    def _searched(self, found: Credential) -> tuple[Form, ...]:
-        """The forms of all that is secret in it."""
+    def _searched(self, found: Credential) -> Needles:
+        """What replies are searched for: all that is secret in it, of `user:password` the password as well, which may be told alone."""
         parts = (found.value, *(value for name, value in found.more.items() if name not in ("username", "access_key_id", "placeholder")))
-        known = self._forms.get(found.grant)
+        known = self._sought.get(found.grant)
         if known is None or known[0] != parts:
-            known = self._forms[found.grant] = parts, tuple(form for part in parts for form in _forms(part))
+            known = self._sought[found.grant] = parts, needles(*parts, *[part.partition(b":")[2] for part in parts])
         return known[1]
-
-
-def _forms(part: bytes) -> tuple[Form, ...]:
-    """Of `user:password` the password counts as well, which may be told alone."""
-    _, colon, password = part.partition(b":")
-    return needles(part) if not colon else (*needles(part), *needles(password))

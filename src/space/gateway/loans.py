@@ -20,7 +20,7 @@ from space.core.credentials import placeholders, sigv4, slots
 from space.core.credentials.grant import Basic, Header, Outline, Placeholder, Query, Sigv4, Slot
 from space.core.credentials.placeholders import Places
 from space.core.credentials.sigv4 import Chunks
-from space.core.credentials.tripwire import Form, Tripwire
+from space.core.credentials.tripwire import Needles, Tripwire
 from space.core.policy.agreement import Flow
 from space.core.policy.paths import Path
 from space.core.policy.verdict import Allow, Asked
@@ -34,12 +34,12 @@ _AUTHORIZATION = b"authorization"
 
 
 class Lease:
-    """A credential for some requests within some time, which whoever lends it counts. forms: of what of it may not come back."""
+    """A credential for some requests within some time, which whoever lends it counts. sought: what of it may not come back."""
 
-    __slots__ = ("forms", "more", "slot", "value", "version")
+    __slots__ = ("more", "slot", "sought", "value", "version")
 
-    def __init__(self, slot: Slot, value: bytes, more: dict[str, bytes], version: int, forms: tuple[Form, ...]) -> None:
-        self.slot, self.value, self.more, self.version, self.forms = slot, value, more, version, forms
+    def __init__(self, slot: Slot, value: bytes, more: dict[str, bytes], version: int, sought: Needles) -> None:
+        self.slot, self.value, self.more, self.version, self.sought = slot, value, more, version, sought
 
 
 class Loan:
@@ -138,7 +138,7 @@ class Loan:
 
     def wire(self) -> Tripwire | None:
         """For what the upstream says; None where nothing was put in."""
-        return None if self.lease is None else Tripwire(self.lease.forms)
+        return None if self.lease is None else Tripwire(self.lease.sought)
 
     @property
     def cookies(self) -> bool:

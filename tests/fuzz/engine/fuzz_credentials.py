@@ -11,22 +11,21 @@ from space.core.credentials.tripwire import Tripwire, needles
 
 _SECRET = b"sk_live_0Pn2DMIKRiIjIpZLtxvLqw9"
 _ESCAPED = b"".join(b"%%%02x" % one for one in _SECRET)
-_FORMS = needles(_SECRET)
-_LONGEST = max(form.longest for form in _FORMS)
+_NEEDLES = needles(_SECRET)
 _SIGNED = sigv4.Signed(b"/", (), b"0" * 64, b"k" * 32, "20260101T000000Z", "20260101/eu-test-1/s3/aws4_request")
 
 
 def fuzz_tripwire(data: bytes) -> None:
-    whole = Tripwire(_FORMS).receive(data, ended=True)
+    whole = Tripwire(_NEEDLES).receive(data, ended=True)
     assert len(whole) == len(data)
     for echo in (_SECRET, _SECRET.hex().encode(), _SECRET.hex().upper().encode(), base64.b64encode(_SECRET)[:41]):
         assert echo not in whole
     for step in (1, 7, 64):
-        wire = Tripwire(_FORMS)
+        wire = Tripwire(_NEEDLES)
         out = b""
         for at in range(0, len(data), step):
             out += wire.receive(data[at : at + step])
-            assert wire.held < _LONGEST
+            assert wire.held < _NEEDLES.longest
         assert out + wire.end() == whole
 
 

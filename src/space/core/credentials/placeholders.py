@@ -14,7 +14,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from space.core.credentials.grant import Placeholder
 from space.core.credentials.slots import Field, Unfit, keys, usual
-from space.core.credentials.tripwire import Form, Tripwire, needles
+from space.core.credentials.tripwire import Needles, Tripwire, needles
 
 _DIGITS, _LOWER = "0123456789", "abcdefghijklmnopqrstuvwxyz"
 _UPPER = _LOWER.upper()
@@ -94,33 +94,31 @@ class Places:
     """The placeholders of one sandbox, by the grant that each is for."""
 
     def __init__(self, placeholders: Mapping[str, str]) -> None:
-        self._forms: dict[str, tuple[Form, ...]] = {name: needles(text.encode("ascii")) for name, text in placeholders.items()}
-        self.forms: tuple[Form, ...] = tuple(form for forms in self._forms.values() for form in forms)
+        self._each = {name: needles(text.encode("ascii")) for name, text in placeholders.items()}
+        self._all = needles(*[text.encode("ascii") for text in placeholders.values()])
 
     def __bool__(self) -> bool:
-        return bool(self._forms)
+        return bool(self._each)
 
     def found(self, fields: Iterable[Field], target: bytes) -> list[Sighting]:
         """All of them that a head holds."""
         fields = tuple(fields)
-        if not self.forms or not self._within(self.forms, b"\n".join([target, *[part for field in fields for part in field]])):
+        if not self._all or not self._within(self._all, b"\n".join([target, *[part for field in fields for part in field]])):
             return []
         sightings = []
-        for name, forms in self._forms.items():
-            if self._within(forms, target):
+        for name, one in self._each.items():
+            if self._within(one, target):
                 sightings.append(Sighting(name, None))
-            sightings += [Sighting(name, usual(field[0])) for field in fields if self._within(forms, b"\n".join(field))]
+            sightings += [Sighting(name, usual(field[0])) for field in fields if self._within(one, b"\n".join(field))]
         return sightings
 
     def watch(self) -> Tripwire:
         """For one body that goes on as it is: `echoes` tells whether one was in it."""
-        return Tripwire(self.forms)
+        return Tripwire(self._all)
 
     @staticmethod
-    def _within(forms: tuple[Form, ...], data: bytes) -> bool:
-        wire = Tripwire(forms)
-        wire.receive(data, ended=True)
-        return wire.echoes > 0
+    def _within(sought: Needles, data: bytes) -> bool:
+        return bool(sought.found(data))
 
 
 def _basic(text: bytes) -> bytes | None:
