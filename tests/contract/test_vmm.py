@@ -28,11 +28,11 @@ from space.node.policies import Policies
 from space.node.release import Releases
 from space.node.vmm.firecracker import FirecrackerVmm
 from space.node.vmm.qemu import QemuVmm
-from space.node.vmm.seam import Machine, MachinePlan, SnapshotPlan, Taken, Vmm
+from space.node.vmm.seam import Machine, MachinePlan, SnapshotPlan, Vmm
 from space.rpc.rootd_client import RootdClient
 from space.rpc.session import Session
 from space.testing.bareinstance import bare_instance
-from space.testing.fakevmm import FakeVmm
+from space.testing.fakevmm import NO_CHANNEL, FakeVmm
 from space.testing.memoryhost import MemoryHost
 from space.testing.memoryservices import MemoryServices
 
@@ -93,23 +93,24 @@ class Subject:
                 await machine.aclose()
 
     @asynccontextmanager
-    async def warm(self, *, shared: bool) -> AsyncIterator[tuple[str, Machine, Session]]:
-        """A snapshot of a machine that is configured and runs on, with its session."""
+    async def warm(self, *, shared: bool) -> AsyncIterator[tuple[str, Talker]]:
+        """A snapshot of a machine that is configured and runs on, with who talks to it."""
         name = new_snapshot_id()
         async with self.booted() as (plan, machine):
             session = await hello(machine, life=guest.life(plan.sandbox, 1))
             await configure(session, plan)
             guest.expect(guest.Done, await session.call("prepare_snapshot", guest.PrepareSnapshot(drop_caches=False)))
+            talker = Talker(machine, plan, session)
             try:
-                taken = await machine.snapshot(SnapshotPlan(name, shared=shared))
+                taken = await machine.snapshot(SnapshotPlan(name, shared=shared), talker)
                 assert taken.snapshot == name
                 assert 0 < taken.stopped_ms < (60_000 if self.accelerator == "firecracker" else 10_000)  # nested: 10.3 s
                 if shared:
                     await self.rootd.hold_memory(name)
-                session = await answering(taken, machine, session, plan)
-                yield name, machine, session
+                await talker.answered()
+                yield name, talker
             finally:
-                await session.aclose()
+                await talker.session.aclose()
                 await self.rootd.discard_snapshot(name)
                 assert await self.rootd.list_snapshots() == ()
 
@@ -170,13 +171,28 @@ async def noop(session: Session, seconds: float = 30) -> None:
         guest.expect(guest.Done, await session.call("noop", guest.Empty()))
 
 
-async def answering(taken: Taken, machine: Machine, session: Session, plan: MachinePlan) -> Session:
-    """The session after a snapshot, once the guest has answered over it; another one where a snapshot ends the machine's pipes."""
-    if taken.pipes_end:
-        await session.aclose()
-        session = await hello(machine, reconnect=True, life=guest.life(plan.sandbox, 1))
-    await noop(session)
-    return session
+class Talker:
+    """Who talks to a guest, over another session where a snapshot has ended its machine's pipes."""
+
+    def __init__(self, machine: Machine, plan: MachinePlan, session: Session) -> None:
+        self.session = session
+        self.machine, self._plan = machine, plan
+        self._parted = False
+
+    async def part(self) -> None:
+        self._parted = True
+        await self.session.aclose()
+
+    async def join(self) -> None:
+        self._parted = False
+        self.session = await hello(self.machine, reconnect=True, life=guest.life(self._plan.sandbox, 1))
+
+    async def answered(self) -> Session:
+        """The session, once the guest has answered over it."""
+        if self._parted:
+            await self.join()
+        await noop(self.session)
+        return self.session
 
 
 Scenario = Callable[[Subject], Awaitable[None]]
@@ -186,6 +202,15 @@ def on_fake(scenario: Scenario, directory: Path) -> None:
     async def run() -> None:
         host = MemoryHost()
         await scenario(Subject(host, lambda: FakeVmm(host), "0123456789abcdef", 1024, directory / "ledger.db"))
+        assert host.leftovers() == []
+
+    asyncio.run(run())
+
+
+def on_fake_whose_pipes_end(scenario: Scenario, directory: Path) -> None:
+    async def run() -> None:
+        host = MemoryHost()
+        await scenario(Subject(host, lambda: FakeVmm(host, ends_pipes=True), "0123456789abcdef", 1024, directory / "ledger.db"))
         assert host.leftovers() == []
 
     asyncio.run(run())
@@ -314,7 +339,7 @@ async def a_boot_that_fails_or_is_cancelled_leaves_nothing(subject: Subject) -> 
 
 async def clones_of_one_snapshot_go_on_by_themselves(subject: Subject) -> None:
     async with (
-        subject.warm(shared=True) as (name, _, first),
+        subject.warm(shared=True) as (name, first),
         subject.clone(name, 1) as (one, _, ours),
         subject.clone(name, 2) as (two, _, theirs),
     ):
@@ -322,13 +347,13 @@ async def clones_of_one_snapshot_go_on_by_themselves(subject: Subject) -> None:
         assert len(identities) == 2
         await make(ours, "one")
         await make(theirs, "two")
-        await make(first, "first")
-        seen = [[await has(session, each) for each in ("one", "two", "first")] for session in (ours, theirs, first)]
+        await make(first.session, "first")
+        seen = [[await has(session, each) for each in ("one", "two", "first")] for session in (ours, theirs, first.session)]
         assert seen == [[True, False, False], [False, True, False], [False, False, True]]
 
 
 async def a_restored_guest_answers_nothing_before_it_is_imprinted_and_claimed(subject: Subject) -> None:
-    async with subject.warm(shared=True) as (name, _, _), subject.clone(name, 1) as (plan, machine, session):
+    async with subject.warm(shared=True) as (name, _), subject.clone(name, 1) as (plan, machine, session):
         stat = files.FileStat(b"/tmp", "root", follow=False)
         await noop(session)
         claim = guest.Claim(time.time_ns(), guest.life(plan.sandbox, 1), [], None)
@@ -349,7 +374,7 @@ async def a_restored_guest_answers_nothing_before_it_is_imprinted_and_claimed(su
 
 
 async def a_restored_machine_stands_still_until_it_is_resumed(subject: Subject) -> None:
-    async with subject.warm(shared=True) as (name, _, _), subject.prepared(1, name) as plan:
+    async with subject.warm(shared=True) as (name, _), subject.prepared(1, name) as plan:
         machine = await subject.vmm.restore(plan)
         try:
             greeting = asyncio.create_task(hello(machine, reconnect=True, life=guest.life(plan.sandbox, 1)))
@@ -365,15 +390,16 @@ async def a_restored_machine_stands_still_until_it_is_resumed(subject: Subject) 
 
 async def a_clone_is_snapshot_and_restored_with_what_it_wrote(subject: Subject) -> None:
     second = new_snapshot_id()
-    async with subject.warm(shared=True) as (name, _, _):
+    async with subject.warm(shared=True) as (name, _):
         try:
             async with subject.clone(name, 1) as (plan, machine, session):
                 await take_over(session, plan)
                 await make(session, "before")
                 await machine.pause()
-                taken = await machine.snapshot(SnapshotPlan(second, durable=True))
+                talker = Talker(machine, plan, session)
+                taken = await machine.snapshot(SnapshotPlan(second, durable=True), talker)
                 assert taken.private_bytes > 0
-                asked = asyncio.create_task(answering(taken, machine, session, plan))
+                asked = asyncio.create_task(talker.answered())
                 assert not (await asyncio.wait({asked}, timeout=0.5))[0], "it was paused before the snapshot, and is not after it"
                 await machine.resume()
                 session = await asked
@@ -388,10 +414,10 @@ async def a_clone_is_snapshot_and_restored_with_what_it_wrote(subject: Subject) 
 
 
 async def a_snapshot_that_is_refused_leaves_a_machine_that_runs(subject: Subject) -> None:
-    async with subject.warm(shared=True) as (name, machine, session):
+    async with subject.warm(shared=True) as (name, talker):
         with pytest.raises(Conflict, match="is there already"):
-            await machine.snapshot(SnapshotPlan(name))
-        await noop(session)
+            await talker.machine.snapshot(SnapshotPlan(name), talker)
+        await talker.answered()
         with pytest.raises(Conflict):  # of another shape
             async with subject.prepared(1, name, 128):
                 pass
@@ -411,13 +437,14 @@ async def a_snapshot_that_is_refused_leaves_a_machine_that_runs(subject: Subject
 
 
 async def a_machine_that_was_suspended_runs_no_more(subject: Subject) -> None:
-    async with subject.warm(shared=True) as (_, machine, session):
-        last = new_snapshot_id()
-        taken = await machine.snapshot(SnapshotPlan(last, durable=True, resume=False))
+    async with subject.warm(shared=True) as (_, talker):
+        machine, session, last = talker.machine, talker.session, new_snapshot_id()
+        taken = await machine.snapshot(SnapshotPlan(last, durable=True, resume=False), NO_CHANNEL)
         try:
             assert "resume" not in taken.stages_ms
             asked = asyncio.create_task(noop(session))
-            assert not (await asyncio.wait({asked}, timeout=0.5))[0]
+            done, _ = await asyncio.wait({asked}, timeout=0.5)
+            assert not done or asked.exception() is not None, "a guest that was suspended answered"
             await machine.kill()
             with pytest.raises(SandboxDied):
                 await asked
@@ -445,6 +472,11 @@ CONTRACT = [
 @pytest.mark.parametrize("scenario", CONTRACT, ids=lambda scenario: scenario.__name__)
 def test_the_fake_keeps_the_contract(scenario: Scenario, tmp_path: Path) -> None:
     on_fake(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("scenario", CONTRACT, ids=lambda scenario: scenario.__name__)
+def test_the_fake_whose_snapshots_end_pipes_keeps_the_contract(scenario: Scenario, tmp_path: Path) -> None:
+    on_fake_whose_pipes_end(scenario, tmp_path)
 
 
 @pytest.mark.machine

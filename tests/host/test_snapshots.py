@@ -26,6 +26,7 @@ from space.model.rootd import BeginSnapshot, CreateSandbox
 from space.node.vmm.qemu import QemuMachine, QemuVmm
 from space.node.vmm.seam import MachinePlan, SnapshotPlan, Taken
 from space.rpc.rootd_client import RootdClient
+from space.testing.fakevmm import NO_CHANNEL
 from space.testing.roothost import STAYS, WORD, RootHost
 
 T = TypeVar("T")
@@ -60,7 +61,7 @@ def _snapshot(host: RootHost, request: CreateSandbox, plan: SnapshotPlan) -> Tak
         found = await vmm.adopt(request.sandbox, request.generation)
         assert found is not None
         try:
-            return await found.snapshot(plan)
+            return await found.snapshot(plan, NO_CHANNEL)
         finally:
             await found.aclose()
 
@@ -262,7 +263,7 @@ def test_a_death_of_rootd_before_a_snapshot_has_begun_is_followed_by_one_that_ta
     async def work(_: RootdClient, vmm: QemuVmm) -> None:
         found = await vmm.adopt(request.sandbox, 1)
         assert found is not None
-        taking = asyncio.create_task(found.snapshot(SnapshotPlan(name)))
+        taking = asyncio.create_task(found.snapshot(SnapshotPlan(name), NO_CHANNEL))
         await asyncio.to_thread(_wait_for_death, unserved)
         await asyncio.to_thread(unserved.start_rootd)
         await asyncio.wait_for(taking, 20)
@@ -284,7 +285,7 @@ def test_a_node_that_hangs_up_gives_its_snapshot_up(host: RootHost) -> None:
     async def work(client: RootdClient, vmm: QemuVmm) -> None:
         found = await vmm.adopt(request.sandbox, 1)
         assert found is not None
-        taking = asyncio.create_task(found.snapshot(SnapshotPlan(name, durable=True)))
+        taking = asyncio.create_task(found.snapshot(SnapshotPlan(name, durable=True), NO_CHANNEL))
         for _ in range(200):
             await asyncio.sleep(0.001)
             if _names(host):

@@ -17,13 +17,14 @@ from space.host import namespaces
 from space.model.errors import GuestError
 from space.model.ids import new_snapshot_id
 from space.node.vmm.seam import SnapshotPlan
+from space.testing.fakevmm import NO_CHANNEL
 
 pytestmark = pytest.mark.machine
 
 
 async def _snapshot(life: Life) -> str:
     name = new_snapshot_id()
-    await life.machine.snapshot(SnapshotPlan(name))
+    await life.machine.snapshot(SnapshotPlan(name), NO_CHANNEL)
     return name
 
 

@@ -28,6 +28,7 @@ from space.node.vmm.seam import MachinePlan, SnapshotPlan
 from space.rpc.rootd_client import RootdClient
 from space.rpc.session import Session
 from space.testing.bareinstance import bare_instance
+from space.testing.fakevmm import NO_CHANNEL
 
 pytestmark = pytest.mark.machine
 SYNTHETIC = "198.18.0.0/15"
@@ -145,7 +146,7 @@ def test_twenty_cycles_of_write_suspend_and_restore_lose_nothing() -> None:
             await life.run(f"head -c 300000 /dev/urandom > /tmp/c/{cycle}; cp /tmp/c/{cycle} /dev/shm/c/{cycle}")
             sums = await life.run("cat /tmp/c/* | sha256sum; cat /dev/shm/c/* | sha256sum; uptime -s > /dev/null; ls /tmp/c | wc -l")
             name = new_snapshot_id()
-            await life.machine.snapshot(SnapshotPlan(name, durable=True, resume=False))
+            await life.machine.snapshot(SnapshotPlan(name, durable=True, resume=False), NO_CHANNEL)
             await lab.end(life)
             if last:
                 await lab.rootd.discard_snapshot(last)
@@ -181,7 +182,7 @@ def test_a_tree_of_forks_shares_the_past_and_differs_in_files_and_identity() -> 
             following = []
             for parent in level:
                 name = new_snapshot_id()
-                taken = await parent.machine.snapshot(SnapshotPlan(name))
+                taken = await parent.machine.snapshot(SnapshotPlan(name), NO_CHANNEL)
                 assert taken.stopped_ms < 1000, taken
                 snapshots.append(name)
                 for _ in range(2 if depth == 0 else 1):
@@ -213,7 +214,7 @@ def test_a_restore_hook_that_fails_fails_the_imprint_and_the_guest_stays_shut() 
         life = await lab.boot()
         await hook(life, "50-bad", "exit 3")
         name = new_snapshot_id()
-        await life.machine.snapshot(SnapshotPlan(name))
+        await life.machine.snapshot(SnapshotPlan(name), NO_CHANNEL)
         with pytest.raises(GuestError, match=r"50-bad failed: exit status: 3"):
             await lab.restore(name)
         found = await lab.rootd.describe()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -26,12 +27,14 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("build", help="make the machine and save it, if it is not there")
     test = commands.add_parser("test", help="run the tests that are marked `lab` in it; other words go to pytest")
-    test.add_argument("words", nargs=argparse.REMAINDER)
+    test.set_defaults(words=[])
     run = commands.add_parser("run", help="run a shell command in it, as root, with the checkout in /src")
     run.add_argument("words", nargs="+")
     up = commands.add_parser("up", help="keep it running until Ctrl-C; lines that you type are run in it")
     up.set_defaults(words=[])
-    options = parser.parse_args()
+    options, more = parser.parse_known_args()
+    if more and options.command != "test":
+        parser.error(f"unknown: {shlex.join(more)}")
     try:
         began = time.monotonic()
         store = Store(DATA_ROOT / "artefacts")
@@ -43,8 +46,19 @@ def main() -> int:
             case "build":
                 return 0
             case "test":
-                words = ("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "lab", *options.words, *_TESTS)
-                return asyncio.run(_once(machine, options.source, " ".join(words)))
+                words = (
+                    "python3",
+                    "-m",
+                    "pytest",
+                    "-q",
+                    "-p",
+                    "no:cacheprovider",
+                    "-m",
+                    "lab",
+                    *more,
+                    *([] if any(each.startswith("tests/") for each in more) else _TESTS),
+                )
+                return asyncio.run(_once(machine, options.source, shlex.join(words)))
             case "run":
                 return asyncio.run(_once(machine, options.source, " ".join(options.words)))
             case _:

@@ -1,11 +1,15 @@
 """The node's end of a guest's channel: requests in the host's words turned into the guest's, and its answers held to the protocol.
 
 What a guest answers is hostile. One that breaks the protocol loses its session, and with it its sandbox; nobody else notices.
+
+Where a snapshot ends the machine's pipes, the session is parted with before it and taken up in another one after it. What is called
+meanwhile waits; what was under way fails as `Parted`, which those hear of who do not go on by themselves (processes do).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import time
@@ -16,16 +20,28 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from space.core.wire import guest as wire
-from space.model.errors import Conflict, DeadlineExceeded, InvalidArgument, NotFound, ProtocolError, SpaceError, TooLarge, Unsupported
+from space.model.errors import (
+    Conflict,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotFound,
+    ProtocolError,
+    SandboxDied,
+    SpaceError,
+    TooLarge,
+    Unsupported,
+)
 from space.model.rootd import SandboxOp
 from space.model.sandbox import MAX_ARGUMENTS as _MOST_REQUEST
 from space.node import limits
 from space.node.vmm.seam import Pipe
 from space.rpc import node_api as api
-from space.rpc.session import Session, Stream
+from space.rpc.session import Parted, Session, Stream
 
+log = logging.getLogger(__name__)
 _ENTROPY = 64
 _EMPTY = wire.Empty()
+_UNFOLLOWED = "the session with the guest ended with a snapshot, and no other followed"
 _ON_BULK = frozenset({"file_list", "file_read", "file_write", "connect"})
 # Verbs of which the host sends more than the request.
 FED = frozenset({"file_write", "connect"})
@@ -37,6 +53,8 @@ class Guest:
     def __init__(self, session: Session, life: int) -> None:
         self._session = session
         self._life = life
+        self._whole = asyncio.Event()  # not while one session has ended and the next is not there
+        self._whole.set()
 
     @classmethod
     async def open(cls, control: Pipe, bulk: Pipe, op: SandboxOp, *, reconnect: bool) -> Guest:
@@ -45,12 +63,40 @@ class Guest:
         return cls(await Session.open_guest(control, bulk, life, reconnect=reconnect), life)
 
     async def broken(self) -> SpaceError:
-        """Until the session is over; why."""
-        return await asyncio.shield(self._session.closed)
+        """Until the session is over, and no other is to follow it; why."""
+        while True:
+            error = await asyncio.shield(self._session.closed)
+            if not isinstance(error, Parted):
+                return error
+            await self._whole.wait()
+            if self._is_parted:
+                return SandboxDied(_UNFOLLOWED)
 
     async def aclose(self) -> None:
         """End the session; its streams fail. Idempotent."""
         await self._session.aclose()
+        self._whole.set()
+
+    async def settle(self) -> None:
+        """Say nothing more until `go_on`, and have it read what was said: its pipes may be gone when it is talked to again."""
+        if not await self._session.settle(limits.SETTLE):
+            log.info("the guest has not read in %g s what it was sent", limits.SETTLE)
+
+    def go_on(self) -> None:
+        """It is talked to again, over the same pipes."""
+        self._session.go_on()
+
+    def part(self) -> None:
+        """Its pipes are about to end: the session does now, and calls wait until it is taken up."""
+        self._whole.clear()
+        self._session.part("the call was cut off by a snapshot of its sandbox")
+
+    async def take_up(self, control: Pipe, bulk: Pipe) -> None:
+        """Another session with the same guest, over these. Where that fails, this one is at its end."""
+        try:
+            self._session = await Session.open_guest(control, bulk, self._life, reconnect=True)
+        finally:
+            self._whole.set()
 
     def hold(self) -> None:
         """The guest is going to be stopped: its silence means nothing."""
@@ -68,24 +114,24 @@ class Guest:
             realtime_ns=time.time_ns(), entropy=os.urandom(_ENTROPY), hostname=hostname, env=environment(env), generation=self._life
         )
         with self.held_to_protocol():
-            return wire.expect(wire.Configured, await self._session.call("configure", request))
+            return wire.expect(wire.Configured, await (await self._peer()).call("configure", request))
 
     async def prepare_snapshot(self) -> None:
         """Its files are on its disk."""
         with self.held_to_protocol():
-            wire.expect(wire.Done, await self._session.call("prepare_snapshot", wire.PrepareSnapshot(drop_caches=False)))
+            wire.expect(wire.Done, await (await self._peer()).call("prepare_snapshot", wire.PrepareSnapshot(drop_caches=False)))
 
     async def imprint(self, hostname: str) -> None:
         """Make a restored machine another one: fresh entropy, machine-id and boot id."""
         request = wire.Imprint(os.urandom(_ENTROPY), hostname, secrets.token_hex(16), str(uuid.uuid4()))
         with self.held_to_protocol():
-            wire.expect(wire.Imprinted, await self._session.call("imprint", request))
+            wire.expect(wire.Imprinted, await (await self._peer()).call("imprint", request))
 
     async def claim(self, env: Mapping[str, str], *, hostname: str | None = None) -> None:
         """Give an imprinted machine its life: clock and environment. hostname: where it was imprinted under another."""
         request = wire.Claim(time.time_ns(), self._life, environment(env), resolv=None, hostname=hostname)
         with self.held_to_protocol():
-            wire.expect(wire.Configured, await self._session.call("claim", request))
+            wire.expect(wire.Configured, await (await self._peer()).call("claim", request))
 
     async def grow(self, mib: int) -> None:
         """Have a machine whose disk is larger than its snapshot's fill it. Conflict where its daemon is older than that."""
@@ -100,7 +146,7 @@ class Guest:
     async def shutdown(self) -> None:
         """Have it end its processes, write its files and turn itself off; its VMM's end is the answer that counts."""
         with self.held_to_protocol():
-            wire.expect(wire.Done, await self._session.call("shutdown", _EMPTY))
+            wire.expect(wire.Done, await (await self._peer()).call("shutdown", _EMPTY))
 
     async def noop(self) -> None:
         """A round trip to the daemon."""
@@ -143,16 +189,16 @@ class Guest:
             raise TooLarge(
                 f"argv and environment have {len(payload)} bytes, at most {_MOST_REQUEST} fit", hint="send it as a file, or by stdin"
             )
-        return await self._session.open("exec", payload, hold=True)
+        return await (await self._peer()).open("exec", payload, hold=True)
 
     async def open_warm_up(self, argv: list[bytes]) -> Stream:
         """The stream of a command that nobody keeps, in a guest that was imprinted and is nobody's yet."""
         request = wire.Exec(argv=argv, cwd=b"/", env=[], user="root", timeout_ms=10_000, stdin=False, pty=None, keep=None)
-        return await self._session.open("exec", request, finish=True)
+        return await (await self._peer()).open("exec", request, finish=True)
 
     async def open_attach(self, process: str, stdout: int, stderr: int) -> Stream:
         """The stream of a kept process, its output from these offsets on."""
-        return await self._session.open("attach", wire.Attach(process, stdout, stderr), hold=True)
+        return await (await self._peer()).open("attach", wire.Attach(process, stdout, stderr), hold=True)
 
     async def open_forwarded(self, verb: str, request: bytes) -> Stream:
         """The stream of a verb whose request is passed on as it is; InvalidArgument when it is not one of the guest's."""
@@ -162,11 +208,13 @@ class Guest:
             raise InvalidArgument(error.message) from None
         if len(request) > _MOST_REQUEST:
             raise TooLarge(f"the request has {len(request)} bytes, at most {_MOST_REQUEST} fit")
-        return await self._session.open(verb, request, bulk=verb in _ON_BULK, finish=verb not in FED)
+        return await (await self._peer()).open(verb, request, bulk=verb in _ON_BULK, finish=verb not in FED)
 
     async def open_tree(self, verb: str, asked: api.Tree) -> Stream:
         """The stream of a tree, in (`tree_put`) or out (`tree_get`)."""
-        return await self._session.open(verb, wire.Tree(_bytes(asked.path, "path"), asked.user), bulk=True, finish=verb == "tree_get")
+        return await (await self._peer()).open(
+            verb, wire.Tree(_bytes(asked.path, "path"), asked.user), bulk=True, finish=verb == "tree_get"
+        )
 
     @contextmanager
     def held_to_protocol(self) -> Iterator[None]:
@@ -177,10 +225,21 @@ class Guest:
             self._session.die(error)
             raise
 
+    async def _peer(self) -> Session:
+        """The session, once there is one."""
+        await self._whole.wait()
+        if self._is_parted:
+            raise SandboxDied(_UNFOLLOWED)
+        return self._session
+
+    @property
+    def _is_parted(self) -> bool:
+        return self._session.closed.done() and isinstance(self._session.closed.result(), Parted)
+
     async def _answer(self, verb: str, request: msgspec.Struct = _EMPTY) -> bytes:
         try:
             async with asyncio.timeout(limits.ANSWER):
-                return await self._session.call(verb, request)
+                return await (await self._peer()).call(verb, request)
         except TimeoutError:
             raise DeadlineExceeded(f"the guest did not answer {verb} within {limits.ANSWER:.0f} s") from None
 

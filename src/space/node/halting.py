@@ -39,8 +39,7 @@ async def halt(life: Life, *, paused: bool) -> None:
     try:
         async with asyncio.timeout(limits.HALT):
             if paused:
-                await life.machine.resume()
-                life.guest.release()
+                await life.go_on()
             ending = asyncio.ensure_future(life.machine.wait())
             try:
                 with suppress(SandboxDied):  # its end may be quicker than its answer

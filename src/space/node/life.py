@@ -73,6 +73,9 @@ class Owner(Protocol):
     def connected(self, guest: Guest) -> None:
         """There is a channel."""
 
+    def joined(self) -> None:
+        """The guest that there was is talked to over another channel."""
+
     def stalled(self, stands: bool) -> None:
         """Its guest stands still, as the host has no room for what it writes; or goes on."""
 
@@ -91,6 +94,8 @@ class Life:
         self.slot: int | None = None
         self.has_place = False  # slot, files and egress were made
         self.stalled = asyncio.Event()  # the host has no room for what its guest writes
+        self._parted = False  # its pipes end, or have ended, with a snapshot
+        self._stands = False  # because it was asked to
         self._keeping: asyncio.Task[None] | None = None
         self._unsure = False  # by which number the host knows its disk
         self._undo = AsyncExitStack()
@@ -259,6 +264,52 @@ class Life:
         self.guest = await Guest.open(control, bulk, self.op, reconnect=reconnect)
         self._undo.push_async_callback(self.guest.aclose)
         self._owner.connected(self.guest)
+
+    async def stand(self) -> None:
+        """Stop its processors. Its silence means nothing then, and nothing that it was sent is on the way."""
+        assert self.machine is not None, "there is a VMM"
+        guest = self._guest()
+        if self.machine.ends_pipes:  # it may be stored while it stands
+            await self.while_alive(guest.settle())
+        guest.hold()
+        self._stands = True
+        await self.machine.pause()
+
+    async def go_on(self) -> None:
+        """Let them run, with the channel that there was, or another where a snapshot has ended that."""
+        assert self.machine is not None, "there is a VMM"
+        await self.machine.resume()
+        self._stands = False
+        if self._parted:
+            await self.join()
+        else:
+            self._guest().release()
+            self._guest().go_on()
+
+    async def part(self) -> None:
+        """See `seam.Channel`. Of one that stands still everything was said before."""
+        if not self._parted and self.guest is not None:
+            if not self._stands:
+                await self.guest.settle()
+            self.guest.part()
+            self._parted = True
+
+    async def join(self) -> None:
+        """See `seam.Channel`. SpaceError when its guest does not answer: then it has lost its channel."""
+        try:
+            async with asyncio.timeout(limits.RECONNECT):
+                await self.while_alive(self._take_up())
+        except BaseException as error:
+            await self._guest().aclose()
+            if isinstance(error, TimeoutError):
+                raise DeadlineExceeded(f"its guest did not answer within {limits.RECONNECT:g} s after a snapshot") from None
+            raise
+        self._parted = False
+        self._owner.joined()
+
+    async def _take_up(self) -> None:
+        assert self.machine is not None, "it runs"
+        await self._guest().take_up(*await self.machine.connect())
 
     async def configured(self, seconds: float) -> bool:
         """Whether the guest took clock, name and environment in that time."""

@@ -52,6 +52,8 @@ ANSWER = 30.0
 RECONFIGURE = 10.0
 # A new channel to a guest that runs already, and its processes attached again. Nobody else waits for it: see below.
 RECONNECT = 60.0
+# Before a snapshot that ends its pipes a guest reads what it was sent: a round trip, unless it is starved.
+SETTLE = 5.0
 # A node that starts waits so long for its adoptions, which take milliseconds each: one guest's silence is not everybody's downtime.
 ADOPTIONS = 3.0
 # When the channel breaks, the VMM's end may be a moment behind: then its reason is the true one.

@@ -106,9 +106,8 @@ class Lives:
             await machine.resume()
             await life.while_alive(life.open_channel(reconnect=True))
             await life.while_alive(self.processes.reattach())
-            if self.record.phase is Phase.PAUSED and life.guest is not None:
-                life.guest.hold()
-                await machine.pause()
+            if self.record.phase is Phase.PAUSED:
+                await life.stand()
         if self.record.phase is not Phase.PAUSED:
             await life.set_clock("the node's restart")
         self._adopting = False
@@ -136,11 +135,9 @@ class Lives:
         life = self._life
         assert life.machine is not None and life.guest is not None, "only a running or paused sandbox gets here"  # noqa: PT018
         if request is Request.PAUSE:
-            life.guest.hold()
-            await life.machine.pause()
+            await life.stand()
         else:
-            await life.machine.resume()
-            life.guest.release()
+            await life.go_on()
             await life.set_clock("its resume")  # it stood still
         self._become(request)
 
@@ -170,8 +167,7 @@ class Lives:
         self.keep(msgspec.structs.replace(self.record, snapshot="", snapshot_bytes=0))
         self._let_go_of(snapshot)  # it may have been committed, and the answer lost
         if life.machine is not None and life.guest is not None and not paused:
-            await life.machine.resume()
-            life.guest.release()
+            await life.go_on()
             await life.set_clock("a suspension that failed")
         self._become(Request.STOOD if paused else Request.WENT_ON, f"it could not be suspended: {error.message}")
 
@@ -192,7 +188,7 @@ class Lives:
             life.guest.hold()  # its silence means nothing
         try:
             async with self.stage(Stage.SNAPSHOT):
-                taken = await life.machine.snapshot(plan)
+                taken = await life.machine.snapshot(plan, life)
             self.lap(Stage.STOPPED, taken.stopped_ms)
             return taken
         finally:
@@ -378,14 +374,12 @@ class Lives:
         if not paused:
             async with self.stage(Stage.SYNC):
                 await life.while_alive(life.guest.prepare_snapshot())
-            life.guest.hold()
-            await life.machine.pause()
+            await life.stand()
         try:
             await self._around.rootd.keep_template(asked)
         finally:
             if not paused:
-                await life.machine.resume()
-                life.guest.release()
+                await life.go_on()
 
     async def drop_checkpoint(self, name: str) -> None:
         """It is gone; idempotent."""
@@ -425,6 +419,10 @@ class Lives:
     def connected(self, guest: Guest) -> None:
         """Its processes have this guest."""
         self.processes.connected(guest)
+
+    def joined(self) -> None:
+        """What its guest keeps of processes that nobody here has any more goes."""
+        self.processes.tidy()
 
     def stalled(self, stands: bool) -> None:
         """Told as the reason of what it is, and in the log."""

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -26,9 +25,10 @@ from space.model.errors import Conflict, NoCapacity, NotFound, ProtocolError, Sa
 from space.node import limits
 from space.node import process_record as record
 from space.node.guest import Guest
-from space.node.spool import Account, Spool
+from space.node.house import House
+from space.node.spool import Spool
 from space.rpc import node_api as api
-from space.rpc.session import Data, Stream
+from space.rpc.session import Data, Parted, Stream
 from space.rpc.stream import Gate
 
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -42,42 +42,12 @@ State = Literal["running", "exited", "lost"]
 _KILL = wire.Signal(9, all=True)
 
 
-class House(Protocol):
-    """What a process needs of its sandbox."""
-
-    directory: Path
-    account: Account
-
-    @property
-    def channel(self) -> Guest:
-        """The guest; SandboxDied when there is none."""
-
-    @property
-    def full(self) -> bool:
-        """Whether all spools of the sandbox have their quota."""
-
-    def make_room(self) -> None:
-        """Drop what has ended, oldest first, while it is full."""
-
-    def changed(self, process: Process) -> None:
-        """Its state has changed."""
-
-    def keep_in_memory(self, process: Process) -> None:
-        """A short run has ended before its client: its record is written when there are many, or the node is stopped."""
-
-    def in_background(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Do it until it is done, or the node stops."""
-
-    async def forget_in_guest(self, process: str) -> None:
-        """Kill what is left of it there; faults are logged."""
-
-
 class Process:
     """See the module. free: nobody's connection keeps it: started detached, or it has survived its client."""
 
     __slots__ = (
-        "_asked", "_house", "_killing", "_spool", "_stdin_bytes", "_stdin_closed", "_stream", "_task", "_turn", "fault", "free", "held",
-        "name", "named", "news", "progress", "readers", "removed", "started", "tied",
+        "_asked", "_house", "_joining", "_killing", "_spool", "_stdin_bytes", "_stdin_closed", "_stream", "_task", "_turn", "fault", "free",
+        "held", "name", "named", "news", "progress", "readers", "removed", "started", "tied",
     )  # fmt: skip
 
     def __init__(self, name: str, house: House, *, tied: bool, spool: Spool | None = None) -> None:
@@ -101,6 +71,7 @@ class Process:
         self._stdin_bytes = 0 if spool is None else spool.stdin.bytes
         self._stdin_closed = spool is not None and spool.stdin.closed
         self._killing = False
+        self._joining: Gate | None = None  # while its stream has been cut, and another is on its way
         if spool is not None:
             self.started.set_result(None)
 
@@ -254,7 +225,10 @@ class Process:
     async def _live(self, opening: Opening, begin: Callable[[int], Head] | None) -> None:
         try:
             while not await self._follow(opening, begin):
-                opening, begin = self._attach, None
+                if self._spool is not None:
+                    opening, begin = self._attach, None
+                elif await self._is_there():
+                    opening = self._attach_first
         except (SandboxDied, ProtocolError) as error:
             self.fault = error
             self._not_started(error)  # else the sandbox's end is the process's, see `lose`
@@ -265,22 +239,49 @@ class Process:
             await self._failed(Unavailable("a fault of the node; its log says which"))
         finally:
             self._stream = self._task = None  # an ended process is to be small: there may be a thousand of them
+            self._is_joined()
 
     async def _follow(self, opening: Opening, begin: Callable[[int], Head] | None) -> bool:
         """One stream of it. False: attach again."""
         guest = self._house.channel
         with guest.held_to_protocol():
-            stream = self._stream = await opening(guest)
+            try:
+                stream = self._stream = await opening(guest)
+            except Parted:
+                self._is_cut()
+                return False
             if begin is None and self._killing:
                 await stream.send_message(_KILL)
+            self._is_joined()
             try:
                 async with stream:
                     await self._take(stream, begin)
+            except Parted:
+                self._is_cut()
+                return False
             except Unavailable:
                 if self._spool is None or not self._killing:
                     raise
                 return False
         return True
+
+    def _is_cut(self) -> None:
+        """Its session was parted with. Another follows, in which the process goes on: the guest keeps it."""
+        self._stream = None
+        self._joining = self._joining or Gate()
+
+    def _is_joined(self) -> None:
+        gate, self._joining = self._joining, None
+        if gate is not None:
+            gate.open()
+
+    async def _is_there(self) -> bool:
+        """Whether the guest has begun it, though it could not say so."""
+        while True:
+            try:
+                return any(each.process == self.name for each in await self._house.channel.processes())
+            except Parted:
+                continue  # there was another snapshot; the channel waits for its end
 
     async def _take(self, stream: Stream, begin: Callable[[int], Head] | None) -> None:
         began, exited = False, None
@@ -368,6 +369,9 @@ class Process:
     async def _attach(self, guest: Guest) -> Stream:
         out, err = self.spool.lanes
         return await guest.open_attach(self.name, out, err)
+
+    async def _attach_first(self, guest: Guest) -> Stream:
+        return await guest.open_attach(self.name, 0, 0)
 
     # -- its output ----------------------------------------------------------------------------------------------
 
@@ -471,16 +475,27 @@ class Process:
         await asyncio.shield(putting)
 
     async def _put(self, what: bytes | msgspec.Struct) -> None:
-        self._check_running()
-        if self._stream is None or self._killing:
-            raise Conflict(f"process {self.name} is about to end, or not attached yet")
-        try:
-            if isinstance(what, bytes):
-                await self._stream.send(what)
-                self._stdin_bytes += len(what)
+        rest = memoryview(what) if isinstance(what, bytes) else what
+        while True:
+            self._check_running()
+            if self._joining is not None:
+                await self._joining.wait()
+                continue
+            if (stream := self._stream) is None or self._killing:
+                raise Conflict(f"process {self.name} is about to end, or not attached yet")
+            try:
+                if not isinstance(rest, memoryview):
+                    await stream.send_message(rest)
+                while isinstance(rest, memoryview) and rest:
+                    sent = await stream.send_some(rest)
+                    self._stdin_bytes += sent
+                    rest = rest[sent:]
+            except Parted:
+                if self._stream is stream:  # its own task has not heard yet
+                    self._is_cut()
+            except SandboxDied:
+                raise
+            except SpaceError:
+                raise Conflict(f"process {self.name} has ended") from None
             else:
-                await self._stream.send_message(what)
-        except SandboxDied:
-            raise
-        except SpaceError:
-            raise Conflict(f"process {self.name} has ended") from None
+                return

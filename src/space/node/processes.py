@@ -279,6 +279,17 @@ class Processes:
         for each in kept.values():
             self.in_background(self.forget_in_guest(each.process), f"forget {each.process}")
 
+    def tidy(self) -> None:
+        """The guest is talked to in another session: those that are over here, which it was not told, go there."""
+        self.in_background(self._tidy(), "tidy")
+
+    async def _tidy(self) -> None:
+        with suppress(Unsupported):
+            for each in await self.channel.processes():
+                process = self._all.get(each.process)
+                if process is None or process.state != "running":
+                    await self.forget_in_guest(each.process)
+
     def lose(self, reason: str) -> None:
         """The sandbox has ended: nothing runs in it any more. Idempotent."""
         if self._stopped:

@@ -93,6 +93,7 @@ class Link(Generic[M]):
         self.mux: M = mux
         self.ends = [PipeEnd(number, self._received, self._lost) for number in range(len(layout))]
         self.closed: asyncio.Future[SpaceError] = asyncio.get_running_loop().create_future()
+        self.still = False  # streams say nothing for now
         self._layout = layout
         self._streams: dict[int, Stream] = {}
         self._tell: dict[type[Event], Callable[..., None]] = {

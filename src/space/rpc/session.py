@@ -64,6 +64,10 @@ class Heartbeat:
     dead: float = 30.0
 
 
+class Parted(Unavailable):
+    """The session was given up on purpose: its peer goes on, and is talked to in another one."""
+
+
 class Session(Link[Opener]):
     """Made by `open_guest` or `connect`."""
 
@@ -71,6 +75,7 @@ class Session(Link[Opener]):
         super().__init__(Opener(layout, secrets.token_bytes(16), generation), layout)
         self._loop = asyncio.get_running_loop()
         self._greeted: set[int] = set()
+        self._token = b""
         self._generation = generation
         self._ready = asyncio.Event()
         self._proven = asyncio.Event()
@@ -151,7 +156,11 @@ class Session(Link[Opener]):
 
     async def _proof(self, seconds: float) -> bool:
         """Whether a PING is answered in time, or the session has ended."""
-        self.write(0, self.mux.send_ping(secrets.token_bytes(8)))
+        if self.closed.done():
+            return True
+        self._proven.clear()
+        self._token = secrets.token_bytes(8)
+        self.write(0, self.mux.send_ping(self._token))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._proven.wait()
@@ -209,6 +218,21 @@ class Session(Link[Opener]):
         self._held = max(0, self._held - 1)
         self._heard = self._loop.time()
 
+    async def settle(self, seconds: float) -> bool:
+        """Say nothing more in any stream, until `go_on`. Whether the peer has read in that time what was said on the first pipe."""
+        self.still = True
+        return await self._proof(seconds)
+
+    def go_on(self) -> None:
+        """Streams say again what they have to say."""
+        self.still = False
+        for stream in self._streams.values():
+            stream.credited()
+
+    def part(self, why: str) -> None:
+        """End the session; every stream fails as `Parted`, whose peer is to be asked again."""
+        self.die(Parted(why, hint="repeat it"))
+
     async def aclose(self) -> None:
         """End the session; streams that are open fail. Idempotent."""
         self.die("it was closed by this side")
@@ -222,6 +246,8 @@ class Session(Link[Opener]):
         self._proven.set()
 
     def death(self, cause: SpaceError) -> SpaceError:
+        if isinstance(cause, Parted):
+            return cause
         if len(self._layout) == len(GUEST):
             error: SpaceError = SandboxDied(f"the session with the guest ended: {cause.message}")
         else:
@@ -247,9 +273,11 @@ class Session(Link[Opener]):
         if event.ready:
             self._ready.set()
 
-    def _on_ponged(self, _: Ponged) -> None:
-        self._pinged = False
-        self._proven.set()
+    def _on_ponged(self, event: Ponged) -> None:
+        if event.token == self._token:
+            self._proven.set()
+        else:
+            self._pinged = False
 
     def _beat(self) -> None:
         self._timer = None

@@ -86,9 +86,13 @@ class Stream:
         view = memoryview(data).cast("B")
         at = 0
         while at < len(view):
-            size = min(await self._room(1), self._limit, len(view) - at)
-            self._end.write(self._link.mux.send_data(self.number, view[at : at + size], lane))
-            at += size
+            at += await self.send_some(view[at:], lane)
+
+    async def send_some(self, data: memoryview, lane: int = 0) -> int:
+        """Send as much as fits a frame, as soon as anything does; how many bytes. See `send`."""
+        size = min(await self._room(1), self._limit, len(data))
+        self._end.write(self._link.mux.send_data(self.number, data[:size], lane))
+        return size
 
     async def send_message(self, message: msgspec.Struct | Buffer, *, last: bool = False) -> None:
         """Send one message: a struct, or its MessagePack. TooLarge when it does not fit a frame; else as `send`.
@@ -155,6 +159,9 @@ class Stream:
                     raise Conflict(f"stream {self.number} ({self.verb}) is closed for sending")
                 if self._end.paused:
                     await self._end.drained.wait()
+                    continue
+                if self._link.still:
+                    await self._credit.wait()
                     continue
                 room = self._link.mux.may_send(self.number)
                 if room >= least:

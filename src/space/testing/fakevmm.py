@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol, cast
@@ -15,7 +16,7 @@ from typing import Protocol, cast
 from space.model.errors import SandboxDied, SpaceError
 from space.model.rootd import BeginSnapshot, StartVmm
 from space.node.pidfd import Pidfd
-from space.node.vmm.seam import MachinePlan, Pipe, SnapshotPlan, Taken
+from space.node.vmm.seam import Channel, MachinePlan, Pipe, SnapshotPlan, Taken
 from space.testing.guest import FakeGuest
 from space.testing.memoryhost import MemoryHost, MemoryVmm
 
@@ -32,10 +33,22 @@ class AnyGuest(Protocol):
         """The VMM died."""
 
 
+class _Stays:
+    async def part(self) -> None:
+        pass
+
+    async def join(self) -> None:
+        pass
+
+
+NO_CHANNEL: Channel = _Stays()  # of whoever does not talk to the guest, or not over a driver whose snapshots end pipes
+
+
 class FakeMachine:
     """A machine of a `FakeVmm`."""
 
-    def __init__(self, host: MemoryHost, vmm: MemoryVmm, plan: tuple[str, int], descriptor: int) -> None:
+    def __init__(self, host: MemoryHost, vmm: MemoryVmm, plan: tuple[str, int], descriptor: int, *, ends_pipes: bool) -> None:
+        self.ends_pipes = ends_pipes
         self._host = host
         self._vmm = vmm
         self._plan = plan
@@ -77,11 +90,15 @@ class FakeMachine:
                 stalled(False)
             self._vmm.running.set()
 
-    async def snapshot(self, plan: SnapshotPlan) -> Taken:
+    async def snapshot(self, plan: SnapshotPlan, channel: Channel) -> Taken:
         """A copy of the guest's files stands for its memory. A guest of a test's own is made anew."""
         self._check()
         ran = self._vmm.running.is_set()
+        if self.ends_pipes:
+            await channel.part()
         await self.pause()
+        if self.ends_pipes:
+            self._hang_up()
         guest = self._vmm.guest
         image = FakeGuest(guest) if isinstance(guest, FakeGuest) else None
         let_go = image.kill if image is not None else lambda: None
@@ -90,13 +107,18 @@ class FakeMachine:
         except BaseException:
             let_go()
             if ran and self._vmm.alive:
-                await self.resume()
+                await self._run_on(channel)
             raise
         stages = {"ready": 0.1, "stop": 0.2, "state": 0.2, "copy": 0.4, "memory": 0.3, "disk": 0.1}
         if ran and plan.resume:
-            await self.resume()
+            await self._run_on(channel)
             stages["resume"] = 0.2
         return Taken(plan.snapshot, 1.0, 32 << 20, stages | {"done": 0.1})
+
+    async def _run_on(self, channel: Channel) -> None:
+        await self.resume()
+        if self.ends_pipes and not isinstance(sys.exc_info()[1], asyncio.CancelledError):
+            await channel.join()
 
     async def wait(self) -> str:
         """Until it is dead."""
@@ -139,10 +161,11 @@ class FakeMachine:
 
 
 class FakeVmm:
-    """The driver. guests: makes the guest of each machine."""
+    """The driver. guests: makes the guest of each machine. ends_pipes: as Firecracker does, with each snapshot."""
 
-    def __init__(self, host: MemoryHost, guests: Callable[[], AnyGuest] = FakeGuest) -> None:
+    def __init__(self, host: MemoryHost, guests: Callable[[], AnyGuest] = FakeGuest, *, ends_pipes: bool = False) -> None:
         self._host = host
+        self._ends_pipes = ends_pipes
         self._guests = guests
 
     async def boot(self, plan: MachinePlan) -> FakeMachine:
@@ -173,7 +196,7 @@ class FakeVmm:
             vmm.on_death.append(guest.kill)
             if isinstance(guest, FakeGuest):
                 _watch(guest, vmm)
-        return FakeMachine(self._host, vmm, (op.sandbox, op.generation), descriptor)
+        return FakeMachine(self._host, vmm, (op.sandbox, op.generation), descriptor, ends_pipes=self._ends_pipes)
 
     async def adopt(self, sandbox: str, generation: int) -> FakeMachine | None:
         """The machine of an earlier driver."""
@@ -181,7 +204,7 @@ class FakeVmm:
         vmm = self._host.vmm(sandbox)
         if descriptor is None or vmm is None:
             return None
-        return FakeMachine(self._host, vmm, (sandbox, generation), descriptor)
+        return FakeMachine(self._host, vmm, (sandbox, generation), descriptor, ends_pipes=self._ends_pipes)
 
 
 _watches: set[asyncio.Task[None]] = set()

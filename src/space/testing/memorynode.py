@@ -81,6 +81,7 @@ class MemoryNode:
     """
 
     clones_ahead = 4  # of each size that is warm
+    ends_pipes = False  # whether its VMM's snapshots end the pipes of what they are taken of
 
     def __init__(
         self,
@@ -129,7 +130,7 @@ class MemoryNode:
         releases = Releases(rootd, ledger, egress)
         around = Surroundings(
             rootd=rootd,
-            vmm=FakeVmm(rootd, self._guests),
+            vmm=FakeVmm(rootd, self._guests, ends_pipes=self.ends_pipes),
             ledger=ledger,
             gate=Gate(self._capacity),
             slots=Slots(ledger, rootd, releases, egress.synthetic, ready=self._ready_slots),

@@ -84,6 +84,12 @@ async def gone(sim: MemoryNode, session: Session, *sandboxes: str) -> None:
     assert sim.node.around.gate.memory_mib == 0
 
 
+@pytest.fixture(autouse=True, params=[False, True], ids=["pipes-stay", "pipes-end"])
+def _drivers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """QEMU's snapshots leave the pipes of their machine as they are, Firecracker's end them."""
+    monkeypatch.setattr(MemoryNode, "ends_pipes", request.param)
+
+
 @asynccontextmanager
 async def node(path: Path, **more: object) -> AsyncIterator[tuple[MemoryNode, Session]]:
     async with MemoryNode(path, **more) as sim, sim.connected() as session:  # type: ignore[arg-type]

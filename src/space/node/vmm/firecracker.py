@@ -6,7 +6,7 @@ is opened is checked to be what it should be (`fcapi.connect`). What comes back 
 A pipe of the channel is a connection to v.sock over which `CONNECT port` was said and answered. Firecracker passes that on to the guest's
 kernel: while none is there it does not answer, or hangs up; so each attempt has a short deadline of its own. The first connection after a
 restore is accepted and then cut, when the guest's kernel hears that its transport was reset: what was cut so soon is made again. A
-snapshot resets the vsock of the machine that it is taken of as well, so its pipes end when it runs on (`Taken.pipes_end`).
+snapshot resets the vsock of the machine that it is taken of as well, so its pipes end when it runs on (`seam.Channel`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import os
 import re
 import socket
 import stat
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ from space.node.pidfd import Pidfd
 from space.node.shield import to_the_end
 from space.node.vmm import fcapi
 from space.node.vmm.console import PipeConsole, last_lines
-from space.node.vmm.seam import MachinePlan, Pipe, SnapshotPlan, Taken
+from space.node.vmm.seam import Channel, MachinePlan, Pipe, SnapshotPlan, Taken
 from space.node.vmm.snapshot import Clock, Talk
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,8 @@ _ENDED = re.compile(rb"Firecracker exit\w* \w+\. exit_code=(\d+)")
 
 class FirecrackerMachine:
     """One Firecracker process. Make it with `FirecrackerVmm`."""
+
+    ends_pipes = True
 
     def __init__(self, rootd: SnapshotRootd, op: SandboxOp, pidfd: Pidfd, directory: Path, uid: int) -> None:
         self._rootd = rootd
@@ -128,7 +132,7 @@ class FirecrackerMachine:
         await self._call(plan.resume())
         self._runs.set()
 
-    async def snapshot(self, wanted: SnapshotPlan) -> Taken:
+    async def snapshot(self, wanted: SnapshotPlan, channel: Channel) -> Taken:
         """Take one: Firecracker writes memory and state into its jail, rootd's process takes them from there with the disk."""
         clock = Clock()
         request = BeginSnapshot(self._op.sandbox, self._op.generation, wanted.snapshot, wanted.shared, wanted.durable)
@@ -139,22 +143,23 @@ class FirecrackerMachine:
             await talk.hear("ready", limits.SNAPSHOT_READY)
             clock.lap("ready")
             ran = (await self._api.call(plan.look(), limits.API)).get("state") == "Running"
-            began = time.perf_counter()
-            private = await self._window(talk, clock, resume=ran and wanted.resume, ran=ran)
-            stopped = (time.perf_counter() - began) * 1000
+            await channel.part()
+            window = _Window(talk, clock, channel, ran=ran, resume=ran and wanted.resume)
+            private = await self._window(window)
             try:
                 await talk.hear("done", limits.SNAPSHOT_DONE)
             except BaseException:
                 if ran and not wanted.resume:
-                    await to_the_end(self._run_again(), f"let {self._op.sandbox} run again")
+                    await self._run_again(channel)
                 raise
             clock.lap("done")
         finally:
             talk.hang_up()
-        return Taken(wanted.snapshot, round(stopped, 3), private, clock.stages, pipes_end=True)
+        return Taken(wanted.snapshot, round(window.stopped_ms, 3), private, clock.stages)
 
-    async def _window(self, talk: Talk, clock: Clock, *, resume: bool, ran: bool) -> int:
+    async def _window(self, window: _Window) -> int:
         """While nothing runs. The bytes of memory that were copied."""
+        talk, clock, began = window.talk, window.clock, time.perf_counter()
         try:
             await self._call(plan.pause())
             clock.lap("stop")
@@ -167,15 +172,25 @@ class FirecrackerMachine:
             clock.lap("copy")
             clock.stages |= {name: float(copied.get(f"{name}_ms", 0)) for name in ("memory", "disk")}
         except BaseException:
-            if ran:
-                await to_the_end(self._run_again(), "let a machine run again")
+            if window.ran:
+                await self._run_again(window.channel)
             raise
-        if resume:
+        if window.resume:
             await to_the_end(self._call(plan.resume()), "let a machine run on")
             clock.lap("resume")
+        window.stopped_ms = (time.perf_counter() - began) * 1000
+        if window.resume:
+            await window.channel.join()
+            clock.lap("join")
         return int(copied.get("pages", 0)) * 4096
 
-    async def _run_again(self) -> None:
+    async def _run_again(self, channel: Channel) -> None:
+        """There is no snapshot. After a cancellation nobody needs the channel: its sandbox is to go."""
+        await to_the_end(self._resume_if_alive(), f"let {self._op.sandbox} run again")
+        if not isinstance(sys.exc_info()[1], asyncio.CancelledError):
+            await channel.join()
+
+    async def _resume_if_alive(self) -> None:
         with suppress(SpaceError):  # it died: its owner hears of that
             await self._call(plan.resume())
 
@@ -277,6 +292,18 @@ class FirecrackerMachine:
         return "the VMM was killed or crashed"
 
 
+@dataclass(slots=True)
+class _Window:
+    """A snapshot's: who copies, who talks to the guest. ran, resume: whether it ran before, and is to run after it."""
+
+    talk: Talk
+    clock: Clock
+    channel: Channel
+    ran: bool
+    resume: bool
+    stopped_ms: float = 0.0
+
+
 async def _say_connect(link: socket.socket, port: int) -> bool:
     """Whether the guest has accepted. The answer is a line; it is read byte by byte, for what follows it belongs to the guest."""
     loop = asyncio.get_running_loop()
@@ -366,6 +393,7 @@ class FirecrackerVmm:
         if descriptor is None:
             return None
         machine = self._machine(SandboxOp(sandbox, generation), descriptor)
+        machine._fresh = True  # the driver before us may have died within a snapshot
         try:
             await machine.attach()
         except BaseException as error:

@@ -25,7 +25,7 @@ from space.node.shield import to_the_end
 from space.node.vmm import snapshot
 from space.node.vmm.console import Console, last_lines
 from space.node.vmm.qmp import Qmp
-from space.node.vmm.seam import MachinePlan, Pipe, SnapshotPlan, Taken
+from space.node.vmm.seam import Channel, MachinePlan, Pipe, SnapshotPlan, Taken
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,8 @@ _PIPE_BUFFER = 1 << 20
 
 class QemuMachine:
     """One QEMU process. Make it with `QemuVmm`."""
+
+    ends_pipes = False
 
     def __init__(self, rootd: SnapshotRootd, op: SandboxOp, pidfd: Pidfd, instance: Instance) -> None:
         directory = instance.vm_run(op.sandbox)
@@ -104,8 +106,9 @@ class QemuMachine:
     async def _lacks_room(self) -> bool:
         return bool((await self._monitor().execute("query-status")).get("status") == "io-error")
 
-    async def snapshot(self, plan: SnapshotPlan) -> Taken:
-        """Take one; `vmm.snapshot` conducts it."""
+    async def snapshot(self, plan: SnapshotPlan, channel: Channel) -> Taken:
+        """Take one; `vmm.snapshot` conducts it. The pipes stay."""
+        del channel
         return await snapshot.take(self._monitor(), self._rootd, self._op, plan)
 
     async def until_loaded(self) -> None:

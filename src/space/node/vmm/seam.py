@@ -44,14 +44,13 @@ class SnapshotPlan:
 class Taken:
     """A snapshot that is there. stopped_ms: how long the vCPUs stood still for it (until all was copied). private_bytes: memory that was
     copied beyond what the machine shares with the snapshot that it was made of. stages_ms: ready, stop, state, copy (of it memory and
-    disk), resume, done. pipes_end: the machine's pipes end when it runs on, and `connect` makes others.
+    disk), resume, done.
     """
 
     snapshot: str
     stopped_ms: float
     private_bytes: int
     stages_ms: dict[str, float]
-    pipes_end: bool = False
 
 
 # One byte pipe to the guest: a connected stream socket, non-blocking. Whoever gets it owns it; rpc.Session.open_guest takes it over.
@@ -59,9 +58,20 @@ class Taken:
 Pipe = socket.socket
 
 
+class Channel(Protocol):
+    """Whoever talks over a machine's pipes, to a driver whose snapshots end these."""
+
+    async def part(self) -> None:
+        """The processors stop next, and the pipes end with that: nothing is to be under way. Raises nothing but a cancellation."""
+
+    async def join(self) -> None:
+        """They run on: `connect` makes other pipes."""
+
+
 class Machine(Protocol):
     """One VMM process."""
 
+    ends_pipes: bool  # by its snapshots: see `Channel`
     load_ms: float  # how long it took to load the state that it goes on from; 0.0 of one that was booted or found
 
     async def connect(self) -> tuple[Pipe, Pipe]:
@@ -78,10 +88,12 @@ class Machine(Protocol):
         stalled: called when that begins, and when it is over. Nothing that the guest wrote is lost by it.
         """
 
-    async def snapshot(self, plan: SnapshotPlan) -> Taken:
+    async def snapshot(self, plan: SnapshotPlan, channel: Channel) -> Taken:
         """Take memory, device state and disk in one window in which nothing runs. Running or paused before, and so after it.
 
-        Ask the guest first (`prepare_snapshot`). After an error or a cancellation there is no snapshot, and a machine that ran runs again.
+        channel: parted with, and joined once the machine runs again, by drivers whose snapshots end the pipes. Of one that does not run
+        then, whoever lets it run joins it. Ask the guest first (`prepare_snapshot`). After an error or a cancellation there is no
+        snapshot, and a machine that ran runs again.
         """
 
     async def wait(self) -> str:
