@@ -111,6 +111,7 @@ _MODULES: dict[str, dict[str, str]] = {
         "doctor": "Say what this machine has and lacks",
         "clean": "Remove everything that was put on this machine",
         "bench": "Measure, and print ratios",
+        "evaluate": "Try to get out of sandboxes, and say what was reached",
         "version": "Print the version",
     },
     "backup": {

@@ -58,8 +58,7 @@ def proofs() -> tuple[Proof, ...]:
 
 def place(root: Path) -> Path:
     """Where the runtime of the checkout at `root` lies."""
-    package = root / "src/space"
-    tree = inputs.of_tree(package, inputs.sources(package))
+    tree = inputs.of_tree(root / "src", _sources(root))
     return deps.OPT / f"{VERSION}-{inputs.of_value({'builder': _BUILDER, 'tree': tree, 'below': deps.server(root).name})}"
 
 
@@ -71,9 +70,8 @@ def make(root: Path) -> tuple[Path, bool]:
         return final, False
     with shelf.staged(final) as stage:
         site = deps.environment(stage, below=deps.server(root))
-        package = root / "src/space"
-        for source in inputs.sources(package):
-            target = site / "space" / source.relative_to(package)
+        for source in _sources(root):
+            target = site / source.relative_to(root / "src")
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
         _describe_distribution(site)
@@ -85,6 +83,11 @@ def make(root: Path) -> tuple[Path, bool]:
         prove(stage, proofs())
         shelf.describe(stage, version=VERSION, deps=deps.server(root).name)
     return final, True
+
+
+def _sources(root: Path) -> list[Path]:
+    """The server, and the evaluation beside it (a distribution of its own, which a checkout has as well)."""
+    return [source for package in ("space", "space_evaluate") for source in inputs.sources(root / "src" / package)]
 
 
 def prove(runtime: Path, wanted: Iterable[Proof]) -> None:

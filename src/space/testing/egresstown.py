@@ -119,6 +119,10 @@ class Town:
         self.call(start())
         return upstream
 
+    def context(self, name: str) -> ssl.SSLContext:
+        """Of a server that has a certificate for the name."""
+        return self._context(self.signer.make(name))
+
     def address(self, name: str) -> str:
         """What its DNS server says."""
         return self.zone.records[name, "A"][0].rpartition(" ")[2]

@@ -40,7 +40,7 @@ def commands() -> dict[str, Any]:
 COMMANDS = commands()
 # What has bytes or a script for an answer, and what another test asks for its JSON, because it needs a machine.
 NO_JSON = {"shell": "a terminal", "attach": "a terminal", "completion": "a script"}
-ELSEWHERE = {"serve", "setup", "doctor", "clean", "bench", "config server", "backup", "restore"}
+ELSEWHERE = {"serve", "setup", "doctor", "clean", "bench", "evaluate", "config server", "backup", "restore"}
 ELSEWHERE |= {"policy check", "policy explain", "policy diff", "policy test", "policy discover"}
 ELSEWHERE |= {"template layer"}
 ELSEWHERE |= {"audit verify", "audit export", "audit key"}
@@ -164,7 +164,7 @@ def test_every_command_has_help_of_a_line_and_an_example(words: str, capfd: pyte
     assert first.endswith("."), first
     assert len(first) < 160
     assert f"space {words.split()[0]}" in (command.epilog or "")
-    if words not in ("setup", "bench"):  # whose help is their own
+    if words not in ("setup", "bench", "evaluate"):  # whose help is their own
         assert main([*words.split(), "--help"]) == 0
         assert "Example:\n  " in capfd.readouterr().out
     for each in command.params:

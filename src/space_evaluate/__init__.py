@@ -1,0 +1,1 @@
+"""The security evaluation of `space`: techniques that try to get out of a sandbox, and oracles outside (docs/evaluation.md)."""

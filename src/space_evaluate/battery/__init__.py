@@ -1,0 +1,1 @@
+"""The techniques: one file each, in a directory for each group."""

@@ -1,0 +1,1 @@
+"""Agreement: an allowed name as a way to another at its address."""

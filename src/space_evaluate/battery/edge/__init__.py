@@ -1,0 +1,1 @@
+"""Edge: what a hostile kernel puts on the wire."""

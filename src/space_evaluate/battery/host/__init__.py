@@ -1,0 +1,1 @@
+"""The host: devices, memory and files, from root in a guest."""

@@ -1,0 +1,1 @@
+"""HTTP: requests with two meanings."""

@@ -1,0 +1,1 @@
+"""Names: what the gateway's DNS says, and to whom."""
