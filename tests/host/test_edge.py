@@ -116,7 +116,11 @@ def test_any_address_reaches_the_listener_only_while_the_plan_says_so(host: Root
             guest.drain()
             guest.send_ip(tcp(PUBLIC, 22, flags=RST, from_port=40003, seq=1001))
         for never in ("127.0.0.1", "10.0.0.2", "0.0.0.1"):
-            assert guest.connect(never, 22, from_port=40010).flags & RST
+            guest.send_ip(tcp(never, 22, from_port=40010))
+            assert all(segment.flags & RST for segment in guest.segments())
+        listeners["tcp"].settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            listeners["tcp"].accept()
 
 
 def test_dns_arrives_over_udp_and_tcp_and_its_answers_leave(host: RootHost) -> None:
@@ -231,13 +235,20 @@ def test_every_other_port_of_the_gateway_is_reset_and_none_answers_udp(host: Roo
         assert _counters(host) == {"gateway_port": 2 * 65535}
 
 
-@pytest.mark.parametrize("target", [PUBLIC, "169.254.169.254", "10.0.0.6", "192.168.1.1", "127.0.0.1", "198.20.0.1", GUEST])
+@pytest.mark.parametrize("target", [PUBLIC, "169.254.169.254", "10.0.0.6", "192.168.1.1", "198.20.0.1", GUEST])
 def test_straight_to_an_address_is_reset_at_once(host: RootHost, target: str) -> None:
     with _edge(host) as (guest, _):
         assert guest.connect(target, 80, from_port=40001).flags & RST
         guest.send_ip(tcp(target, 80, flags=RST, from_port=40001))  # a reset is not answered
         assert guest.drain() == []
         assert _counters(host) == {"guest_tcp": 2}
+
+
+def test_an_address_from_which_nothing_can_come_is_refused_in_silence(host: RootHost) -> None:
+    with _edge(host) as (guest, _):
+        guest.send_ip(tcp("127.0.0.1", 80, from_port=40001))
+        assert guest.drain() == []
+        assert _counters(host) == {"guest_tcp": 1}
 
 
 def test_flood_of_syns_does_not_keep_an_honest_connection_out(host: RootHost) -> None:

@@ -54,7 +54,7 @@ def judge_edge(found: Edge) -> Check:
         return failure(
             "egress of the kernel",
             found.error,
-            "modprobe nf_tables nft_tproxy nft_fib_inet nft_reject_netdev; a kernel with them is needed",
+            "modprobe nf_tables nft_tproxy nft_fib_inet nft_reject_inet; a kernel with them is needed",
             looked_at=looked,
         )
     return fine("egress of the kernel", "ingress filter, TPROXY and the dialer's filter", looked_at=looked)

@@ -135,6 +135,10 @@ class RawGuest:
                 return found
         return None
 
+    def segments(self) -> list[Segment]:
+        """All of them that come until it is quiet."""
+        return [found for got in self.drain() if (found := parse(got)) is not None]
+
     def connect(self, target: str, port: int, *, from_port: int, seconds: float = 2.0) -> Segment:
         """A handshake as it should be; the SYN-ACK, or the RST that came for it. TimeoutError when nothing came."""
         self.send_ip(tcp(target, port, from_port=from_port))

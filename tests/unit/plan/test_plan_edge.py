@@ -19,6 +19,13 @@ RANGE = IPv4Network("198.18.0.0/15")
 NAMES, OPEN = Plan(RANGE), Plan(RANGE, literal=True)
 
 
+TO_BE_RESET = {"mangle": {"key": {"meta": {"key": "mark"}}, "value": edge.REFUSED_MARK}}
+
+
+def _match_meta(key: str, right: str | int) -> dict[str, Any]:
+    return {"match": {"op": "==", "left": {"meta": {"key": key}}, "right": right}}
+
+
 def _rules(plan: Plan, chain: str) -> list[list[dict[str, Any]]]:
     return [item["rule"]["expr"] for item in edge.expected(plan) if "rule" in item and item["rule"]["chain"] == chain]
 
@@ -36,8 +43,18 @@ def test_every_chain_at_a_hook_drops_and_every_other_ends_in_a_refusal(plan: Pla
         chain = item["chain"]
         assert chain.get("policy", "drop") == "drop"
         last = _rules(plan, chain["name"])[-1]
-        assert last[-1] in ({"drop": None}, {"reject": {"type": "tcp reset"}}), chain["name"]
+        assert last[-1] == {"drop": None} or last[-2:] == [TO_BE_RESET, {"accept": None}], chain["name"]
         assert len([part for part in last if "counter" in part]) == 1
+
+
+@pytest.mark.parametrize("plan", [NAMES, OPEN])
+def test_what_is_marked_for_a_reset_meets_nothing_before_it(plan: Plan) -> None:
+    first, second, *others = _rules(plan, "prerouting")
+    entered, marked = _match_meta("iifname", "tap0"), _match_meta("mark", edge.REFUSED_MARK)
+    assert first == [entered, marked, _match_meta("l4proto", 6), {"reject": {"type": "tcp reset"}}]
+    assert second == [entered, marked, {"drop": None}]
+    assert not any(marked in rule for rule in others)
+    assert len({edge.REFUSED_MARK, edge.MARK}) == 2, "no routing rule knows it"
 
 
 @pytest.mark.parametrize("plan", [NAMES, OPEN])
@@ -45,7 +62,10 @@ def test_what_enters_is_admitted_where_it_is_said_and_nowhere_else(plan: Plan) -
     admitted = [
         (item["rule"]["chain"], item["rule"]["expr"][-2]["counter"])
         for item in edge.expected(plan)
-        if "rule" in item and item["rule"]["family"] == "netdev" and item["rule"]["expr"][-1] == {"accept": None}
+        if "rule" in item
+        and item["rule"]["family"] == "netdev"
+        and item["rule"]["expr"][-1] == {"accept": None}
+        and TO_BE_RESET not in item["rule"]["expr"]
     ]
     assert sorted(admitted) == [
         ("guest_arp", "admitted_arp"),

@@ -5,9 +5,10 @@
                         counted by kind and dropped        to the gateway's own address: DNS
 
 What is not written here as admitted is dropped where it enters: the chain of the TAP has policy drop and is loaded before the TAP
-comes up. TCP to where nobody listens for the guest is reset, so that a refusal is fast; every other refusal is silence. Nothing is
-forwarded, and out goes only what answers: DNS from the gateway's port, and TCP segments that carry ACK or RST, never a new
-connection. No connection tracking: it would be state that a guest can fill.
+comes up. TCP to where nobody listens for the guest is reset, so that a refusal is fast: counted and marked where it enters, refused by the
+first rule of prerouting, for not every kernel (none of Debian 12's) has `reject` on a device. Every other refusal is silence, and so is
+that of 127.0.0.0/8, from which nothing can come. Nothing is forwarded, and out goes only what answers: DNS from the gateway's port, and
+TCP segments that carry ACK or RST, never a new connection. No connection tracking: it would be state that a guest can fill.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ DNS_PORT: Final = 53
 _ICMP, _TCP, _UDP = 1, 6, 17  # by number: without /etc/protocols nft knows no names when it lists
 LISTENER_PORT: Final = 15001  # of the transparent listener; the guest cannot address it, TPROXY looks it up
 MARK: Final = 1
+REFUSED_MARK: Final = 2  # of TCP that is to be reset
 ROUTES: Final = 100  # the routing table in which every address is local
 
 # What no plan may take for a guest's destination: this network, this host, multicast and reserved, the link itself.
@@ -190,12 +192,19 @@ def _inet() -> list[Chain]:
     entered, leaving = _meta("iifname", "==", TAP), _meta("oifname", "==", TAP)
     to_gateway, to_guest = _match("ip", "daddr", "==", GATEWAY), _match("ip", "daddr", "==", GUEST)
     prerouting = [
+        _rule(
+            entered,
+            _meta("mark", "==", REFUSED_MARK),
+            _meta("l4proto", "==", _TCP),
+            ("reject with tcp reset", {"reject": {"type": "tcp reset"}}),
+        ),
+        _rule(entered, _meta("mark", "==", REFUSED_MARK), ("drop", {"drop": None})),
         _rule(entered, to_gateway, _ACCEPT),
         _rule(
             entered,
             _meta("l4proto", "==", _TCP),
             (f"tproxy ip to {GATEWAY}:{LISTENER_PORT}", {"tproxy": {"family": "ip", "addr": GATEWAY, "port": LISTENER_PORT}}),
-            (f"meta mark set {MARK}", {"mangle": {"key": {"meta": {"key": "mark"}}, "value": MARK}}),
+            _mark(MARK),
             _ACCEPT,
         ),
         _drop("host_stray"),
@@ -259,7 +268,11 @@ def _drop(counter: str, *parts: Part) -> Rule:
 
 
 def _reset(counter: str, *parts: Part) -> Rule:
-    return _rule(*parts, _count(counter), ("reject with tcp reset", {"reject": {"type": "tcp reset"}}))
+    return _rule(*parts, _count(counter), _mark(REFUSED_MARK), _ACCEPT)
+
+
+def _mark(value: int) -> Part:
+    return f"meta mark set {value}", {"mangle": {"key": {"meta": {"key": "mark"}}, "value": value}}
 
 
 def _accept(counter: str, *parts: Part) -> Rule:
