@@ -166,6 +166,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("fragments", '        _drop("ip_fragment", _any_bit("ip", "frag-off", 0xBFFF)),', "", _EDGE),
         ("edge-accepts", "priority {hook[1]}; policy drop;", "priority {hook[1]}; policy accept;", _EDGE),
         ("any-address", '_accept("admitted_tcp", _to("==", [plan.synthetic])),', '_accept("admitted_tcp"),', _EDGE),
+        ("refused-goes-on", "_count(counter), _mark(REFUSED_MARK), _ACCEPT)", "_count(counter), _ACCEPT)", _EDGE),
         ("forged-arp", '            _match("arp", "saddr ip", "==", GUEST),\n', "", _EDGE),
     ),
     *_of(
