@@ -27,6 +27,7 @@ _SESSIONS = "tests/unit/gateway/test_sessions.py"
 _POLICY_CHANGES, _FAULTS = "tests/unit/gateway/test_policy_changes.py", "tests/unit/gateway/test_faults.py"
 
 _CREDENTIALS, _TRIPWIRE = "tests/unit/gateway/test_credentials.py", "tests/unit/credentials/test_tripwire.py"
+_PACKED = "tests/unit/credentials/test_packed.py"
 _FROM_A_WORKER = "tests/unit/auditd/test_from_a_worker.py"
 _CONFINED = "tests/host/test_gateway_process.py"
 
@@ -60,6 +61,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         "whose a grant is and what it permits",
         "core.credentials.grant",
         ("grant-of-any-tenant", "    if tenant != life.tenant:", "    if False:", _GRANT),
+        (
+            "grant-for-another",
+            "life.sandbox in who.sandboxes:",
+            "who.sandboxes:",
+            f"{_GRANT} {_LENT}",
+        ),
         ("grant-for-forks", "    if life.forked and not grant.forks:", "    if False:", f"{_GRANT} {_LENT}"),
         ("grant-for-ever", "    return end is None or now >= end", "    return False", f"{_GRANT} {_LENT}"),
         ("grant-to-any-host", "    if host != asked_host or port != asked_port or method in _NEVER:", "    if False:", f"{_GRANT} {_LENT}"),
@@ -481,7 +488,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_of(
         "credentials: by an explicit rule alone",
         "gateway.loans",
-        ("grant-by-open", 'if rule is None or verdict.recorded or asked.scheme != "https":', "if rule is None and False:", _CREDENTIALS),
+        ("grant-by-open", 'if verdict.rule is None or asked.scheme != "https":', 'if asked.scheme != "https":', _CREDENTIALS),
         (
             "grant-out-of-scope",
             "covering = [one for one in here if one.covers(",
@@ -512,8 +519,17 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     *_of(
         "credentials: tripwire",
+        "core.credentials.packed",
+        ("packed-otherwise", "if len(codings) > 1 or codings[0] not in {*_GZIP, _DEFLATE}:", "if False:", _PACKED),
+        ("packed-goes-ahead", "        if self._inner.held and not ended:\n", "        if False:\n", _PACKED),
+        ("packed-bomb", "if self._made > _ALLOWANCE + self._taken * _RATIO:", "if False:", _PACKED),
+        ("packed-and-more", "                if not data:\n", "                if True:\n", _PACKED),
+    ),
+    *_of(
+        "credentials: tripwire",
         "gateway.http",
         ("echo-in-head", "body.receive(data), exchange.told(out))", "body.receive(data), out)", _CREDENTIALS),
+        ("echo-in-packed", "            exchange.replied(reply.fields)\n", "            pass\n", _CREDENTIALS),
         ("revoked-goes-on", "if not granted(self.shared, exchange):", "if False:", _CREDENTIALS),
     ),
     *_of(

@@ -45,16 +45,11 @@ def measure(stack: Stack) -> Section:
 
 async def _measure(directory: Path, *, quick: bool) -> Section:
     broker, keeper = BrokerProcess(directory), AuditProcess(directory, "--writer", "broker")
-    broker.start()
-    keeper.start()
-    try:
+    with broker, keeper:
         rates, with_keeper, wall = await _checks(broker, keeper, _CHECKS // (10 if quick else 1))
         costs = await _granted(broker, keeper, quick=quick)
         await _many(broker)
         seconds, mib = await _loaded(broker, keeper)
-    finally:
-        broker.stop()
-        keeper.stop()
     figures = {
         "checks_per_s": of(rates, "1/s", with_keeper=median(with_keeper), wall=median(wall)),
         **costs,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from functools import lru_cache
 
+from space.core.credentials.packed import searching
 from space.core.credentials.tripwire import Tripwire, overwritten
 from space.core.policy.agreement import Flow
 from space.core.policy.verdict import Allow, Asked, Stack
@@ -114,6 +116,11 @@ class Exchange:
         ended.
         """
         return data if self.wire is None else self.wire.receive(data, ended=ended)
+
+    def replied(self, fields: Iterable[Field]) -> None:
+        """Its reply has a body, and these fields, which say whether that is packed. Unsearchable."""
+        if self.wire is not None:
+            self.wire = searching(self.wire.needles, fields)
 
     @property
     def stripped(self) -> frozenset[bytes]:

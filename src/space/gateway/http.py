@@ -21,7 +21,7 @@ from space.core.wire.http1 import BadHead, HeadReader, RequestHead
 from space.gateway.exchange import CONTINUE, MOST_INTERIM, NOTHING, Exchange, framed, reply_bytes, reply_framing, switched_bytes
 from space.gateway.judgement import Refused, judge, refusal, request_bytes
 from space.gateway.peer import Peer
-from space.gateway.preparing import granted, likewise, noticed, prepared, ready, recorded, watched
+from space.gateway.preparing import granted, likewise, noticed, prepared, ready, recorded, unfit, watched
 from space.gateway.shared import Shared, UpstreamFailed, log
 from space.gateway.stage import Stage
 from space.gateway.websocket import BadFrame, Frames
@@ -252,7 +252,7 @@ class HttpSession(Stage):
                 else:
                     self._reply_body(exchange, data)
             except BadHead as bad:
-                self._answer(exchange, Refused(502, f"upstream_{bad.reason}", error="upstream_failed"))
+                self._answer(exchange, unfit(self.shared, self.flow, exchange, bad))
 
     def _reply_head(self, exchange: Exchange, data: bytes) -> None:
         while True:
@@ -271,6 +271,8 @@ class HttpSession(Stage):
             if reply.status == 100 and exchange.head.expects_continue and not exchange.continued:
                 exchange.continued = True
                 self.guest.send(CONTINUE)
+        if exchange.head.method != b"HEAD" and reply.framing.kind != "none":
+            exchange.replied(reply.fields)
         exchange.reply = reply
         exchange.status = reply.status
         exchange.keep = exchange.head.keep_alive and exchange.body.ended
@@ -327,7 +329,8 @@ class HttpSession(Stage):
             self.cut(f"websocket_{bad.fault}")
             return
         if not sent:
-            self.guest.send(exchange.searched(out))
+            # A message is whole for whoever waits for it, whatever its last byte may be the beginning of.
+            self.guest.send(exchange.searched(out, ended=frames.between))
             noticed(self.shared, self.flow, exchange)
         elif self.upstream is not None:
             self._to_upstream(exchange, self.upstream, out)

@@ -41,7 +41,7 @@ from space.gateway.end import WINDOW, End, Goaway
 from space.gateway.exchange import Exchange
 from space.gateway.judgement import Refused, judge, request_fields, stream_request
 from space.gateway.peer import Peer
-from space.gateway.preparing import granted, likewise, prepared, ready, watched
+from space.gateway.preparing import granted, likewise, prepared, ready, unfit, watched
 from space.gateway.replies import Replies
 from space.gateway.shared import Shared, UpstreamFailed
 from space.gateway.streams import Stream, size_of
@@ -362,7 +362,7 @@ class Http2Session(Replies):
         try:
             self._reply(stream, event)
         except BadHead as bad:
-            self._answer(stream, Refused(502, f"upstream_{bad.reason}", error="upstream_failed"))
+            self._answer(stream, unfit(self.shared, self.flow, stream.exchange, bad))
 
     def _upstream_leaves(self, last: int) -> None:
         if self._far is None:

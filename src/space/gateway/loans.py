@@ -163,13 +163,12 @@ class Grants:
 
     def chosen(self, asked: Asked, verdict: Allow, fields: tuple[Field, ...]) -> Loan | None:
         """What its rule names; else the first of these that is for such a request, one whose placeholder is there before others."""
-        rule = verdict.rule
-        if rule is None or verdict.recorded or asked.scheme != "https":
+        if verdict.rule is None or asked.scheme != "https":  # no rule: it is allowed by `open`, or by a mode
             return None
-        if rule.grant is not None:
-            one = self._by_name.get(rule.grant)
+        if verdict.grant is not None:
+            one = self._by_name.get(verdict.grant)
             if one is None or not one.covers(asked.name, asked.port, asked.method, asked.path):
-                return Loan(rule.grant, None, wanted=True)
+                return Loan(verdict.grant, None, wanted=True)
             return Loan(one.name, one, wanted=_wanted(one, fields, asked.path))
         here = self._by_place.get((asked.name, asked.port))
         if here is None:

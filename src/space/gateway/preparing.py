@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from space.core.policy.agreement import Flow
+from space.core.wire.http1 import BadHead
 from space.gateway.exchange import Exchange
-from space.gateway.judgement import Admitted
+from space.gateway.judgement import Admitted, Refused
 from space.gateway.lending import LendRefused
 from space.gateway.shared import Shared, UpstreamFailed, agreed
 
@@ -60,6 +61,12 @@ def noticed(shared: Shared, flow: Flow, exchange: Exchange) -> None:
         exchange.echoed = True
         exchange.reason = exchange.reason or "credential_echoed"
         shared.around.alarm("credential_echoed", exchange.grant, flow.name)
+
+
+def unfit(shared: Shared, flow: Flow, exchange: Exchange, bad: BadHead) -> Refused:
+    """What the upstream says cannot be told to the guest, by its form or by what it holds."""
+    noticed(shared, flow, exchange)
+    return Refused(502, "credential_echoed" if exchange.echoed else f"upstream_{bad.reason}", error="upstream_failed")
 
 
 def recorded(shared: Shared, flow: Flow, exchange: Exchange, address: str) -> None:

@@ -48,6 +48,8 @@ class Replies(Streams):
         status, fields, length = response_head(event.headers)
         if not self._charged(stream, received=size_of(event.headers)):
             return
+        if event.stream_ended is None:
+            stream.exchange.replied(fields)
         out: list[Field] = [(b":status", b"%d" % status), *self._told_on(stream, fields)]
         if length is not None:
             out.append((b"content-length", b"%d" % length))

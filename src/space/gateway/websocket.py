@@ -57,6 +57,11 @@ class Frames:
                 self._head.clear()
         return b"".join(passed)
 
+    @property
+    def between(self) -> bool:
+        """Whether all that has passed is whole messages."""
+        return not (self._left or self._within or self._head)
+
     def _size(self) -> int:
         """Bytes of the header, as far as can be told."""
         if len(self._head) < 2:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 from space.config import keyfile
 
@@ -45,6 +46,14 @@ class _Service:
                 self.process.wait()
                 self.process = None
                 raise RuntimeError(self.log.read_text()[-2000:])
+
+    def __enter__(self) -> Self:
+        """Start it; it ends with the block."""
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def kill(self) -> None:
         """SIGKILL, and wait."""

@@ -90,12 +90,7 @@ def test_a_broker_killed_while_it_writes_leaves_a_whole_store(tmp_path: Path, an
         for end in (worker, control, audit):
             end.close()
 
-    keeper.start()
-    broker.start()
-    try:
+    with keeper, broker:
         asyncio.run(asyncio.wait_for(until_killed(), 20))
         broker.start()
         asyncio.run(asyncio.wait_for(afterwards(), 20))
-    finally:
-        broker.stop()
-        keeper.stop()

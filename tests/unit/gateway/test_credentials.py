@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import gzip
 import json
-from collections.abc import AsyncIterator
+import zlib
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from space.core.credentials.grant import Basic, Header, Placeholder, Query
-from space.core.policy.verdict import Asked
+from space.core.credentials.grant import Basic, Header, Outline, Placeholder, Query
+from space.core.policy.paths import normalise
+from space.core.policy.verdict import Allow, Asked
+from space.gateway.loans import Grants
 from space.model.errors import PermissionDenied, Unavailable
+from space.testing.egress import stack_of
 from space.testing.egresslab import ALLOWED, OTHER, Place, get, place, reply, run
 from space.testing.lentgrants import LentGrants
 
@@ -132,7 +137,21 @@ def test_only_what_an_explicit_rule_allows_gets_a_credential(tmp_path: Path) -> 
     run(main())
 
 
-def test_an_open_policy_lends_nothing(tmp_path: Path) -> None:
+def test_an_open_policy_lends_nothing() -> None:
+    """Toward a host that no rule names; one that a rule names gets what is for it, under the same policy."""
+    grants = Grants([Outline("code", ALLOWED, 443, None, None, Header())])
+    for policy, lent in (
+        ({"open": True}, False),
+        ({"rule": [{"host": OTHER}], "open": True}, False),
+        ({"rule": [{"host": ALLOWED}], "open": True}, True),
+    ):
+        asked = Asked(ALLOWED, 443, "https", "GET", normalise(b"/"))
+        verdict = stack_of(policy).request(asked)
+        assert isinstance(verdict, Allow)
+        assert (grants.chosen(asked, verdict, ()) is not None) == lent
+
+
+def test_what_a_mode_alone_lets_pass_gets_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         lent = LentGrants()
         async with place(tmp_path, **lent.changes) as at:
@@ -326,6 +345,54 @@ def test_echoes_and_cookies_do_not_come_back(tmp_path: Path) -> None:
             await at.empty()
             assert [(record.reason, record.status) for record in at.requests()] == [("credential_echoed", 200)] * 3
             assert lent.alarms == [("credential_echoed", "code", ALLOWED)] * 3
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("coding", "pack", "status", "reason"),
+    [
+        ("gzip", lambda data: gzip.compress(data), 200, ""),
+        ("deflate", zlib.compress, 200, ""),
+        ("identity", lambda data: data, 200, ""),
+        ("br", lambda data: data, 502, "upstream_packed"),
+        ("gzip, gzip", lambda data: gzip.compress(gzip.compress(data)), 502, "upstream_packed"),
+        ("gzip", lambda data: data, 0, "upstream_packed"),
+    ],
+)
+def test_a_reply_that_is_packed_though_nobody_asked_is_searched_or_refused(
+    tmp_path: Path, coding: str, pack: Callable[[bytes], bytes], status: int, reason: str
+) -> None:
+    body = b"nothing of it " * 20_000
+
+    async def main() -> None:
+        async with lending(tmp_path) as (at, lent):
+
+            async def packed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                head = await reader.readuntil(b"\r\n\r\n")
+                data = pack(body + SECRET + body if b"/echo" in head else body)
+                fields = f"content-encoding: {coding}\r\ncontent-length: {len(data)}\r\n"
+                writer.write(b"HTTP/1.1 200 OK\r\n" + fields.encode() + b"\r\n")
+                for at in range(0, len(data), 97):
+                    writer.write(data[at : at + 97])
+                    await writer.drain()
+
+            await at.serve(ALLOWED, packed)
+            answer = await at.exchange(ALLOWED, get(at, "/", "Connection: close\r\n"))
+            assert answer.startswith(b"HTTP/1.1 200 OK\r\n"), "without a grant nobody looks"
+            lent.give("code", ALLOWED, at.port, value=SECRET)
+            answer = await at.exchange(ALLOWED, get(at, "/", "Connection: close\r\n"))
+            assert answer[9:12] == (b"%d" % status if status else b"")
+            assert (pack(body) in answer) == (status == 200)
+            answer = await at.exchange(ALLOWED, get(at, "/echo", "Connection: close\r\n"))
+            assert SECRET not in answer
+            assert pack(SECRET)[-20:] not in answer
+            await at.empty()
+            second = "credential_echoed" if status == 200 and coding != "identity" else reason
+            assert [record.reason for record in at.requests()[1:]] == [reason, second if coding != "identity" else "credential_echoed"]
+            assert lent.alarms == ([("credential_echoed", "code", ALLOWED)] if status == 200 else [])
+            head = await at.exchange(ALLOWED, get(at, "/", "Connection: close\r\n", method="HEAD"))
+            assert head.startswith(b"HTTP/1.1 200 OK\r\n"), "what has no body is not packed"
 
     run(main())
 

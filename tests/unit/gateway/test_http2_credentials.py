@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,36 @@ def test_echoes_do_not_come_back_in_any_part_of_a_reply(tmp_path: Path) -> None:
             await at.empty()
             assert [record.reason for record in at.requests()] == ["credential_echoed"]
             assert lent.alarms == [("credential_echoed", "code", ALLOWED)]
+
+    run(main())
+
+
+@pytest.mark.parametrize("echoed", [False, True])
+def test_what_is_packed_is_searched_too_and_other_streams_go_on(tmp_path: Path, echoed: bool) -> None:
+    body = gzip.compress(b"nothing of it " * 9_000 + (SECRET if echoed else b"") + b" at all" * 9_000)
+
+    async def main() -> None:
+        async def packed(call: Call) -> None:
+            coding = b"br" if dict(call.fields)[b":path"].startswith(b"/other") else b"gzip"
+            call.talk.h2.send_headers(call.stream, [(b":status", b"200"), (b"content-encoding", coding)])
+            for at in range(0, len(body), 50):
+                await call.talk.data(call.stream, body[at : at + 50])
+            call.talk.h2.send_data(call.stream, b"", end_stream=True)
+            call.talk.flush()
+
+        lent = LentGrants()
+        async with place(tmp_path, **lent.changes) as at:
+            await serve_h2(at, answer=packed)
+            lent.give("code", ALLOWED, at.port, Query("key"), SECRET)
+            client = await guest(at)
+            call = await client.get("/")
+            assert (call.got == body) is not echoed
+            other = await client.get("/other")
+            assert other.status == 502
+            await client.close()
+            await at.empty()
+            assert [record.reason for record in at.requests()] == ["credential_echoed" if echoed else "", "upstream_packed"]
+            assert lent.alarms == [("credential_echoed", "code", ALLOWED)] * echoed
 
     run(main())
 

@@ -16,6 +16,7 @@ from space.gateway.surroundings import Limits
 from space.gateway.websocket import BadFrame, Frames
 from space.testing.egress import server_context
 from space.testing.egresslab import ALLOWED, Place, place, run
+from space.testing.lentgrants import LentGrants
 
 MASK = b"\x01\x02\x03\x04"
 
@@ -53,6 +54,40 @@ def test_a_websocket_echoes_through_both_ways(tmp_path: Path) -> None:
             assert (request.status, request.reason) == (101, "")
             assert request.sent > 5_000_000
             assert request.received > 5_000_000
+
+    run(main())
+
+
+def test_a_granted_one_gets_the_credential_in_its_head_alone_and_no_message_waits_for_another(tmp_path: Path) -> None:
+    """A message whose last letter is the secret's first one is all that comes: whoever waits for it gets it."""
+    secret = b"sk_live_0Pn2DMIKRiIjIpZLtxvLqw9"
+    heads: list[str] = []
+
+    async def said(connection: ServerConnection) -> None:
+        assert connection.request is not None
+        heads.append(connection.request.headers.get("authorization", ""))
+        await echo(connection)
+
+    async def main() -> None:
+        lent = LentGrants()
+        async with place(tmp_path, **lent.changes) as at:
+            context = server_context(at.lab.signer.make(ALLOWED), tmp_path)
+            async with serve(said, "127.0.0.1", 0, ssl=context) as server:
+                at.lab.dialer.places[ALLOWED, at.port] = ("127.0.0.1", next(iter(server.sockets)).getsockname()[1])
+                at.rules({"host": ALLOWED, "websocket": True})
+                lent.give("code", ALLOWED, at.port, value=secret)
+                url = f"wss://{ALLOWED}:{at.port}/chat"
+                async with websockets.connect(url, host=at.lab.address(ALLOWED), ssl=at.lab.client_context(), proxy=None) as client:
+                    for message in ("yes", "sk_live", "sk_live_0P", ""):
+                        await client.send(message)
+                        assert await asyncio.wait_for(client.recv(), 5) == message
+                    await client.send(f"so: {secret.decode()}!")
+                    assert await client.recv() == f"so: {'*' * len(secret)}!"
+                    await client.send([secret.decode()[:9], secret.decode()[9:]])  # one message in two frames
+                    assert secret.decode() not in str(await client.recv())
+            await at.empty()
+            assert heads == [f"Bearer {secret.decode()}"]
+            assert [(one.status, one.grant, one.reason) for one in at.requests()] == [(101, "code", "credential_echoed")]
 
     run(main())
 
