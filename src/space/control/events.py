@@ -183,6 +183,10 @@ class EventLog:
         """What comes after a place."""
         return await self._store.read(lambda connection: _page(connection, tenant, after, limit))
 
+    async def of_sandbox(self, tenant: str, sandbox: str, limit: int) -> list[Event]:
+        """The last ones of a sandbox, oldest first."""
+        return await self._store.read(lambda connection: _of_sandbox(connection, tenant, sandbox, limit))
+
     async def newest(self) -> int:
         """The place behind everything that is committed."""
         return await self._store.read(_newest)
@@ -250,6 +254,11 @@ def _page(connection: Connection, tenant: str, after: int, limit: int) -> Page:
     found = [_event(row) for row in connection.execute(query)]
     more = len(found) == limit
     return Page(found, found[-1].id if more else max(newest, start), more, gap, found[0].id if found else max(start, newest) + 1)
+
+
+def _of_sandbox(connection: Connection, tenant: str, sandbox: str, limit: int) -> list[Event]:
+    query = select(events).where(events.c.tenant == tenant, events.c.sandbox == sandbox).order_by(events.c.id.desc()).limit(limit)
+    return [_event(row) for row in connection.execute(query)][::-1]
 
 
 def _event(row: Any) -> Event:

@@ -207,6 +207,11 @@ class Sandboxes:
         """One, also after its end for as long as it is kept. NotFound."""
         return (await self._book.find(tenant, sandbox)).info()
 
+    def of_tenant(self, tenant: str) -> list[Record]:
+        """Those of a tenant that have not ended and are not about to."""
+        entries = self._book.live.values()
+        return [one.record for one in entries if one.record.tenant == tenant and not one.record.ended and one.record.desired == WANTED]
+
     def living(self, sandbox: str) -> Record | None:
         """One that has not ended and is not about to, whoever's it is: who asks has another proof than a tenant's key."""
         entry = self._book.live.get(sandbox)

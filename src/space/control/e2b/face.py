@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from space.control.e2b.sizes import Sizes
 from space.control.e2b.store import ExtrasStore
 from space.control.e2b.tokens import Tokens
 from space.control.store.store import Store
@@ -15,10 +16,11 @@ class Face:
 
     tokens: Tokens
     extras: ExtrasStore
+    sizes: Sizes
 
     @classmethod
     async def load(cls, store: Store) -> Face:
         """Take up what the store holds."""
         extras = ExtrasStore(store)
         await extras.load()
-        return cls(await Tokens.load(store), extras)
+        return cls(await Tokens.load(store), extras, Sizes())

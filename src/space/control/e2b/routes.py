@@ -2,6 +2,50 @@
 
 from __future__ import annotations
 
-from space.control.route import Route
+from collections.abc import Awaitable, Callable
+from typing import Any
 
-ROUTES: tuple[Route, ...] = ()
+from space.control.call import Call
+from space.control.e2b import handlers
+from space.control.route import FACE_SANDBOX, JSON, TEXT, Access, Body, Query, Reply, Route, Sendable
+from space.control.services import Services
+
+Handler = Callable[[Call, Services], Awaitable[Sendable]]
+_BODY = Body({JSON: dict}, required=False)
+
+
+def _route(method: str, path: str, name: str, about: str, handler: Handler, *query: str, **more: Any) -> Route:
+    """One of theirs. query: names of parameters."""
+    return Route(
+        method, path, f"e2b_{name}", about, Access.TENANT, handler, (Reply(200, about, {JSON: None}),),
+        query=tuple(Query(one, "as E2B says", TEXT) for one in query), body=None if method == "GET" else _BODY,
+        audit=method != "GET", face=True, **more,
+    )  # fmt: skip
+
+
+_ONE = FACE_SANDBOX
+_PAGE = ("metadata", "state", "order", "startedAfter", "template", "limit", "nextToken")
+
+SANDBOXES: tuple[Route, ...] = (
+    _route("POST", "/v2/sandboxes", "create", "Make a sandbox", handlers.create),
+    _route("POST", "/sandboxes", "create_v1", "Make a sandbox (SDKs before 2.51)", handlers.create_v1),
+    _route("GET", "/v2/sandboxes", "list", "A page of sandboxes", handlers.list_all, *_PAGE, reserved=True),
+    _route("GET", "/sandboxes", "list_v1", "Sandboxes that run", handlers.list_v1, "metadata", reserved=True),
+    _route("GET", "/sandboxes/metrics", "metrics_of_all", "Last figures of several", handlers.metrics_of_all, "sandbox_ids"),
+    _route("GET", _ONE, "get", "One sandbox", handlers.get, reserved=True),
+    _route("DELETE", _ONE, "kill", "End it", handlers.kill, reserved=True),
+    _route("POST", "/v2" + _ONE + "/connect", "connect", "It runs, for at least so long", handlers.connect),
+    _route("POST", _ONE + "/connect", "connect_v1", "The same (SDKs before 2.51)", handlers.connect_v1),
+    _route("POST", _ONE + "/resume", "resume", "Wake it (older clients)", handlers.resume),
+    _route("POST", _ONE + "/pause", "pause", "Put it to rest, with its memory or its disk alone", handlers.pause),
+    _route("POST", _ONE + "/timeout", "timeout", "Its time from now on", handlers.timeout, reserved=True),
+    _route("POST", _ONE + "/refreshes", "refreshes", "At least so long from now on", handlers.refreshes, reserved=True),
+    _route("POST", _ONE + "/fork", "fork", "Copies of its present instant", handlers.fork),
+    _route("PUT", _ONE + "/network", "network", "What may leave it from now on", handlers.network),
+    _route("GET", _ONE + "/metrics", "metrics", "Its figures over time", handlers.metrics, "start", "end"),
+    _route("GET", _ONE + "/logs", "logs_v1", "What happened to it", handlers.logs_v1, "start", "limit"),
+    _route("GET", "/v2" + _ONE + "/logs", "logs", "The same, filtered", handlers.logs,
+           "cursor", "limit", "direction", "level", "search"),
+)  # fmt: skip
+
+ROUTES: tuple[Route, ...] = SANDBOXES

@@ -22,7 +22,7 @@ class Seat:
 def environment(record: Record, extras: Extras) -> dict[str, str]:
     """What every process of a sandbox has in its environment, below what its own request says."""
     return {
-        **record.spec.env,
+        **(record.spec.env if extras.env is None else extras.env),
         "E2B_SANDBOX": "true",
         "E2B_SANDBOX_ID": to_e2b(record.id),
         "E2B_TEMPLATE_ID": extras.template or record.spec.template,

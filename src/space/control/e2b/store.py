@@ -27,7 +27,8 @@ class Extras(Struct, frozen=True, omit_defaults=True):
     token. public: ports are open to who knows their address. mask_host, https_ports: as E2B's network object says.
     auto_resume: traffic wakes it. pause_memory: what the end of its time keeps. timeout: seconds, as asked at creation.
     network: as given last, for answers. internet: `allow_internet_access` as it holds; policy: how it was mapped, in words.
-    paused: `full` or `filesystem`, while it rests. sources: names of the grants and secrets that were made for it alone.
+    env: instead of what our own model has, of one that was made of a snapshot. grants: names of those that were made for it alone.
+    holds: it is no sandbox to anybody, but keeps a snapshot's memory and disk, under this id.
     """
 
     made: bool = False
@@ -46,8 +47,9 @@ class Extras(Struct, frozen=True, omit_defaults=True):
     network: dict[str, Any] | None = None
     internet: bool | None = None
     policy: str = ""
-    paused: str | None = None
+    env: dict[str, str] | None = None
     grants: list[str] = []
+    holds: str = ""
 
     def changed(self, **fields: Any) -> Extras:
         """The next one."""
