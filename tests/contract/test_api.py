@@ -60,6 +60,8 @@ def test_every_route_documents_its_refusals_as_problems(path: str, method: str) 
 
 def test_every_refusal_of_a_request_names_a_remedy() -> None:
     for path in sorted(Path(control.__file__).parent.rglob("*.py")):
+        if "e2b" in path.parts:
+            continue  # its words are E2B's, which have no place for a remedy and are compared by clients
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "InvalidArgument":
                 assert any(keyword.arg == "hint" for keyword in node.keywords), f"{path.name}:{node.lineno}: {ast.unparse(node)}"
