@@ -73,6 +73,8 @@ pub enum Outcome {
 pub enum Way {
     /// Through its pipes.
     Pipes,
+    /// The same, and it reads what the host sends, which is little.
+    Asked,
     /// To it through a ring; the pipes are bells.
     Into(Ring),
     /// From it through a ring; the pipes are bells.
@@ -234,13 +236,18 @@ impl Job {
 
     /// Bytes for it, which come through a ring; any other child takes none, and they are dropped.
     pub fn feed(&mut self, mux: &mut Mux, bytes: &[u8]) {
-        match &self.way {
+        match (&self.way, &self.inlet) {
             // There is place for all that the stream's credit allows; it returns as the child takes the bytes.
-            Way::Into(ring) if self.inlet.is_some() => match ring.write(bytes) {
+            (Way::Into(ring), Some(_)) => match ring.write(bytes) {
                 // Rung when all that has come is there: the child would run at once, and again for each of the frames behind.
                 Ok((count, bell)) if count == bytes.len() => self.bell |= bell,
                 _ => self.leaf.kill(),
             },
+            (Way::Asked, Some(pipe)) => {
+                // A host that asks more often than a pipe holds is not answered every time.
+                let _ = sys::write(pipe.as_fd(), bytes);
+                mux.consumed(self.stream, bytes.len());
+            }
             _ => mux.consumed(self.stream, bytes.len()),
         }
     }

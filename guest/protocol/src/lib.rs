@@ -8,6 +8,7 @@
 //! No I/O, no clock, no randomness. Nothing here allocates on the word of a length that it has not checked.
 
 pub mod decoder;
+pub mod entries;
 pub mod files;
 pub mod frame;
 pub mod messages;

@@ -4,6 +4,7 @@
 //! know must not be passed over in silence. Derived by a macro of ours and not by serde's, because a derive is a dynamic library
 //! for the compiler, which cannot be built with the static flags that the daemon needs.
 
+use crate::entries::{Entries, EntryAnswer};
 use crate::files::{Changes, Content, FileAnswer, Files, Listed};
 use crate::pack::{Fault, Wire, read_key, read_map, record};
 
@@ -324,6 +325,12 @@ pub enum Message {
     Overflow(Empty),
     /// The connection stands.
     Connected(Empty),
+    /// An entry as it is.
+    Entry(Box<EntryAnswer>),
+    /// Some of a directory.
+    Entries(Entries),
+    /// Everything that had happened when the host asked was told.
+    Synced(Empty),
 }
 
 impl Message {
@@ -350,6 +357,9 @@ impl Message {
             Self::Changes(body) => body.tagged("changes"),
             Self::Overflow(body) => body.tagged("overflow"),
             Self::Connected(body) => body.tagged("connected"),
+            Self::Entry(body) => body.tagged("entry"),
+            Self::Entries(body) => body.tagged("entries"),
+            Self::Synced(body) => body.tagged("synced"),
         }
     }
 
@@ -387,6 +397,9 @@ impl Message {
             "changes" => Self::Changes(Changes::fields(fields, rest)?),
             "overflow" => Self::Overflow(Empty::fields(fields, rest)?),
             "connected" => Self::Connected(Empty::fields(fields, rest)?),
+            "entry" => Self::Entry(Box::new(EntryAnswer::fields(fields, rest)?)),
+            "entries" => Self::Entries(Entries::fields(fields, rest)?),
+            "synced" => Self::Synced(Empty::fields(fields, rest)?),
             _ => return Err(Fault::Unknown(kind.chars().take(40).collect())),
         })
     }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use serde_json::Value;
+use space_protocol::entries;
 use space_protocol::files;
 use space_protocol::frame::{self, Header};
 use space_protocol::messages::{
@@ -188,6 +189,11 @@ fn messages_decode_and_encode_to_the_same_bytes() {
             (_, "file_symlink") => again::<files::FileSymlink>(&bytes),
             (_, "watch") => again::<files::Watch>(&bytes),
             (_, "connect") => again::<files::Connect>(&bytes),
+            (_, "entry_stat" | "entry_mkdir" | "entry_remove") => again::<entries::EntryPath>(&bytes),
+            (_, "entry_list") => again::<entries::EntryList>(&bytes),
+            (_, "entry_move") => again::<entries::EntryMove>(&bytes),
+            (_, "entry_write") => again::<entries::EntryWrite>(&bytes),
+            (_, "entry_watch") => again::<entries::EntryWatch>(&bytes),
             _ => again::<Empty>(&bytes),
         };
         assert_eq!(hex(&again), hex(&bytes), "{}", text(row, "name"));

@@ -24,8 +24,9 @@ from starlette.types import Message, Receive, Scope, Send
 from space.config import logs
 from space.control import answers, limits
 from space.control.call import Call, ClientGone, CutOff, request_id
-from space.control.e2b import door, envd, faults, ports
+from space.control.e2b import door, faults, ports
 from space.control.e2b import routes as e2b_routes
+from space.control.e2b.envd.serve import serve as serve_envd
 from space.control.e2b.ids import ENVD_PORT
 from space.control.e2b.seat import Seat
 from space.control.hosts import Hosts
@@ -164,7 +165,7 @@ class Api:
             if seat.port == ENVD_PORT:
                 if scope["path"] not in door.LOOKING:
                     exchange.call = _by_token(scope, receive, exchange, seat)
-                await envd.serve(scope, receive, send, services, seat)
+                await serve_envd(scope, receive, send, services, seat)
             else:
                 await ports.relay(scope, receive, send, services, seat)
 

@@ -48,7 +48,7 @@ async def take(call: Call, services: Services) -> Answer:
     most = await templates.room(call.tenant, name)
     asked = api.TemplateImport(call.tenant, name, most)
     async with await services.link.open("template_import", asked, bulk=True) as stream:
-        made = await upload(call, stream, "the template", Count(), stream.close, _made)
+        made = await upload(call.pieces(None), stream, "the template", Count(), stream.close, _made)
     return answers.value(await templates.arrived(call.tenant, name, tag, made), 201)
 
 

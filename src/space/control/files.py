@@ -135,7 +135,7 @@ async def write(call: Call, services: Services) -> Answer:
                 await stream.send_message(guest.Content(count.size, count.crc32))
                 await stream.close()
 
-            file = await upload(call, stream, "the file", count, finish, _file)
+            file = await upload(call.pieces(None), stream, "the file", count, finish, _file)
     if not append and file.kind == "file" and file.size != count.size:
         raise GuestError(f"the file did not arrive whole: {count.size} bytes were sent, and it has {file.size}", hint="repeat the transfer")
     info = file_info(file)

@@ -120,7 +120,7 @@ async def compose(instance: Instance, settings: Settings) -> AsyncIterator[Servi
         figures.add(building)
         await sandboxes.start(link, figures, templates.resolve)
         face = await Face.load(store)
-        sandboxes.heeded(face.extras.heed)
+        sandboxes.heeded(face.heed)
         version = __version__
         allowed = networks(settings.webhook_networks)
         webhooks = Webhooks(store, events, Sender(allowed), allow_http=settings.allow_http_webhooks, allowed=allowed, version=version)

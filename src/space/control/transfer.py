@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from space.control import limits
-from space.control.call import Call
 from space.core.wire.events import Data, Message
 from space.model.errors import DeadlineExceeded, GuestError, ProtocolError, SpaceError
 from space.rpc.stream import Stream
@@ -40,11 +39,16 @@ class Count:
 
 
 async def upload(
-    call: Call, stream: Stream, what: str, count: Count, finish: Callable[[], Awaitable[None]], told: Callable[[Message], T]
+    pieces: AsyncIterator[bytes],
+    stream: Stream,
+    what: str,
+    count: Count,
+    finish: Callable[[], Awaitable[None]],
+    told: Callable[[Message], T],
 ) -> T:
-    """The body into the stream, then `finish`, then the guest's answer as `told` reads it. ClientGone, and the stream's faults."""
+    """All pieces into the stream, then `finish`, then the guest's answer as `told` reads it. ClientGone, and the stream's faults."""
     telling = asyncio.ensure_future(_told(stream, what, told))
-    sending = asyncio.ensure_future(_forward(call, stream, what, count, finish))
+    sending = asyncio.ensure_future(_forward(pieces, stream, what, count, finish))
     try:
         # The guest may refuse in the middle (disk full, bad archive): then the rest of the body is not waited for.
         await asyncio.wait({telling, sending}, return_when=asyncio.FIRST_COMPLETED)
@@ -62,9 +66,9 @@ async def upload(
         await asyncio.gather(telling, sending, return_exceptions=True)
 
 
-async def _forward(call: Call, stream: Stream, what: str, count: Count, finish: Callable[[], Awaitable[None]]) -> bool:
+async def _forward(pieces: AsyncIterator[bytes], stream: Stream, what: str, count: Count, finish: Callable[[], Awaitable[None]]) -> bool:
     """Whether all of it was sent; False when the stream broke, of which `_told` knows more."""
-    async for piece in call.pieces(None):
+    async for piece in pieces:
         count.add(piece)
         try:
             async with asyncio.timeout(limits.TREE_STALL_SECONDS):

@@ -31,7 +31,7 @@ async def put(call: Call, link: NodeLink, tree: Tree) -> TreeInfo:
         raise Unsupported(f"media type {call.media_type[:80]!r} is no tar stream", hint=f"send {MEDIA_TYPE}")
     count = Count()
     async with await link.open("tree_put", tree, bulk=True) as stream:
-        done = await upload(call, stream, "the tree", count, stream.close, _done)
+        done = await upload(call.pieces(None), stream, "the tree", count, stream.close, _done)
     count.verify("the tree", done.bytes, done.crc32)
     return TreeInfo(done.entries, done.bytes, done.crc32)
 

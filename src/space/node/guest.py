@@ -42,9 +42,9 @@ log = logging.getLogger(__name__)
 _ENTROPY = 64
 _EMPTY = wire.Empty()
 _UNFOLLOWED = "the session with the guest ended with a snapshot, and no other followed"
-_ON_BULK = frozenset({"file_list", "file_read", "file_write", "connect"})
+_ON_BULK = frozenset({"file_list", "file_read", "file_write", "connect", "entry_list", "entry_write"})
 # Verbs of which the host sends more than the request.
-FED = frozenset({"file_write", "connect"})
+FED = frozenset({"file_write", "connect", "entry_write", "entry_watch"})
 
 
 class Guest:

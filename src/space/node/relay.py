@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from space.core.wire import files
+from space.core.wire import entries, files
 from space.core.wire import guest as wire
 from space.model.errors import ProtocolError, SpaceError
 from space.node.shield import ended
@@ -47,6 +47,7 @@ def _one(kind: type[msgspec.Struct], *, data: bool = False) -> Part:
 TREE_PUT = Script((_one(wire.TreeDone),))
 TREE_GET = Script((_one(wire.TreeDone),), first=True)
 _FILE = Script((_one(files.FileAnswer),))
+_ENTRY = Script((_one(entries.EntryAnswer),))
 _DONE = Script((_one(wire.Done),))
 # The verbs that are passed on as they are.
 FORWARDED: dict[str, Script] = {
@@ -62,6 +63,13 @@ FORWARDED: dict[str, Script] = {
     "file_symlink": _FILE,
     "watch": Script((_one(files.Watching), Part((files.Changes, files.Overflow), many=True))),
     "connect": Script((_one(files.Connected, data=True),)),
+    "entry_stat": _ENTRY,
+    "entry_list": Script((Part((entries.Entries,), many=True), _one(files.Listed))),
+    "entry_mkdir": _ENTRY,
+    "entry_move": _ENTRY,
+    "entry_remove": _DONE,
+    "entry_write": _ENTRY,
+    "entry_watch": Script((_one(files.Watching), Part((files.Changes, files.Overflow, entries.Synced), many=True))),
 }
 
 

@@ -18,7 +18,7 @@
 | process | ProcessTarget | ProcessInfo |
 | forget | ProcessTarget | Done: what is left of it is killed, its output dropped; idempotent |
 | history | History | MetricsHistory |
-| file_* (ten verbs), watch, connect | Forward | as the guest's verb of that name, its messages unchanged (`core.wire.files`) |
+| file_* (ten verbs), entry_* (seven), watch, connect | Forward | as the guest's verb, messages unchanged (`core.wire.files`, `entries`) |
 | template_build | TemplateBuild | control's DATA is a tar of what came along; DATA is the log (lanes as in exec), BuildStep, TemplateInfo |
 | templates | Tenant | TemplateList messages: the tenant's own and the shipped ones |
 | template_drop | TemplateTarget | Done; idempotent |

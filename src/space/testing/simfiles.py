@@ -10,13 +10,15 @@ import asyncio
 import posixpath
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from space.core.wire import files as guest
 from space.core.wire.guest import REQUESTS, Done, decode_request, expect
 from space.model.errors import Conflict, NotFound, PermissionDenied
 from space.rpc.session import Data, Stream
+from space.testing.simentries import SimEntries
 
 HOME = b"/home/user"
 _PIECE = 64 * 1024
@@ -49,11 +51,12 @@ class SimFiles:
         self.opened = 0  # connections to ports that are open
         self.got_after_eof = b""  # what port 13 got
         self._number = 1
+        self.entries = SimEntries(self)
         self._watches: set[tuple[bytes, bool, asyncio.Queue[guest.Change | None]]] = set()
         for path in (b"/", b"/home", HOME, b"/tmp"):
-            self._add(path, "directory", 0o755)
+            self.add(path, "directory", 0o755)
 
-    def _add(self, path: bytes, kind: guest.FileKind, mode: int = 0o644) -> Inode:
+    def add(self, path: bytes, kind: guest.FileKind, mode: int = 0o644) -> Inode:
         self._number += 1
         self.inodes[path] = made = Inode(self._number, kind, mode=mode)
         return made
@@ -73,16 +76,17 @@ class SimFiles:
             "file_stat": self._stat, "file_list": self._list, "file_read": self._read, "file_write": self._write,
             "file_mkdir": self._mkdir, "file_move": self._move, "file_remove": self._remove, "file_chmod": self._chmod,
             "file_chown": self._chown, "file_symlink": self._symlink, "watch": self._watch, "connect": self._connect,
+            **self.entries.verbs,
         }  # fmt: skip
         await handlers[verb](stream, decode_request(REQUESTS[verb], request))
 
     async def _stat(self, stream: Stream, asked: guest.FileStat) -> None:
         path = self._path(asked.path)
-        await self._answer(stream, self._resolve(path) if asked.follow else path)
+        await self._answer(stream, self.resolve(path) if asked.follow else path)
 
     async def _list(self, stream: Stream, asked: guest.FileList) -> None:
-        top = self._resolve(self._path(asked.path))
-        self._must(top, "directory")
+        top = self.resolve(self._path(asked.path))
+        self.must(top, "directory")
         below = top.rstrip(b"/") + b"/"
         names = sorted((path[len(below) :] for path in self.inodes if path.startswith(below) and path != top), key=lambda n: n.split(b"/"))
         names = [name for name in names if name.count(b"/") < asked.depth]
@@ -90,12 +94,12 @@ class SimFiles:
             names = [name for name in names if name.split(b"/") > asked.after.split(b"/")]
         for at in range(0, min(asked.limit, len(names)), 100):
             page = names[at : min(at + 100, asked.limit)]
-            await stream.send_message(guest.Files([self._file(below + name, name) for name in page]))
+            await stream.send_message(guest.Files([self.file(below + name, name) for name in page]))
         await stream.send_message(guest.Listed(len(names) > asked.limit))
 
     async def _read(self, stream: Stream, asked: guest.FileRead) -> None:
-        path = self._resolve(self._path(asked.path))
-        found = self._must(path, "file")
+        path = self.resolve(self._path(asked.path))
+        found = self.must(path, "file")
         await self._answer(stream, path)
         data = found.data + b"+" * self.grow_by
         data = data[asked.offset :] if asked.length is None else data[asked.offset : asked.offset + asked.length]
@@ -106,11 +110,11 @@ class SimFiles:
         await stream.send_message(guest.Content(len(data), zlib.crc32(data) ^ self.lie))
 
     async def _write(self, stream: Stream, asked: guest.FileWrite) -> None:
-        path = self._resolve(self._path(asked.path))
+        path = self.resolve(self._path(asked.path))
         old = self.inodes.get(path)
         if old is not None and (asked.exclusive or old.kind == "directory"):
             raise Conflict(f"{path!r} exists" if asked.exclusive else f"{path!r} is a directory")
-        self._parents(path, make=asked.parents)
+        self.parents(path, make=asked.parents)
         taken = bytearray()
         content: guest.Content | None = None
         self.open_writes += 1
@@ -124,12 +128,12 @@ class SimFiles:
             self.open_writes -= 1
         if content is None or (content.bytes, content.crc32) != (len(taken), zlib.crc32(taken)):
             raise Conflict("what was sent did not arrive whole")
-        made = old if old is not None and asked.append else self._add(path, "file", 0o644 if old is None else old.mode)
+        made = old if old is not None and asked.append else self.add(path, "file", 0o644 if old is None else old.mode)
         made.data = made.data + bytes(taken) if asked.append else bytes(taken)
         made.mtime_ns = time.time_ns()
         if asked.mode is not None:
             made.mode = asked.mode
-        self._told("created" if old is None else "modified", path)
+        self.told("created" if old is None else "modified", path)
         await self._answer(stream, path)
 
     async def _mkdir(self, stream: Stream, asked: guest.FileMkdir) -> None:
@@ -137,34 +141,42 @@ class SimFiles:
         old = self.inodes.get(path)
         if old is not None and not (asked.parents and old.kind == "directory"):
             raise Conflict(f"{path!r} exists")
-        self._parents(path, make=asked.parents)
+        self.parents(path, make=asked.parents)
         if old is None:
-            self._add(path, "directory", 0o755 if asked.mode is None else asked.mode)
-            self._told("created", path)
+            self.add(path, "directory", 0o755 if asked.mode is None else asked.mode)
+            self.told("created", path)
         await self._answer(stream, path)
 
     async def _move(self, stream: Stream, asked: guest.FileMove) -> None:
         path, to = self._path(asked.path), self._path(asked.to)
-        self._must(path)
-        self._parents(to, make=False)
+        self.must(path)
+        self.parents(to, make=False)
         if to in self.inodes and not asked.replace:
             raise Conflict(f"{to!r} exists")
+        self.rename(path, to)
+        await self._answer(stream, to)
+
+    def rename(self, path: bytes, to: bytes) -> None:
+        """With everything below."""
         for old in self._tree(path):
             self.inodes[to + old[len(path) :]] = self.inodes.pop(old)
-        self._told("moved", to, path)
-        await self._answer(stream, to)
+        self.told("moved", to, path)
 
     async def _remove(self, stream: Stream, asked: guest.FileRemove) -> None:
         path = self._path(asked.path)
         if path in self.inodes or not asked.missing_ok:
-            self._must(path)
+            self.must(path)
             tree = self._tree(path)
             if len(tree) > 1 and not asked.recursive:
                 raise Conflict(f"{path!r} is not empty")
-            for one in tree:
-                del self.inodes[one]
-            self._told("deleted", path)
+            self.remove(path)
         await stream.send_message(Done())
+
+    def remove(self, path: bytes) -> None:
+        """With everything below."""
+        for one in self._tree(path):
+            del self.inodes[one]
+        self.told("deleted", path)
 
     async def _chmod(self, stream: Stream, asked: guest.FileChmod) -> None:
         await self._each(stream, asked.path, asked.recursive, lambda found: setattr(found, "mode", asked.mode))
@@ -177,28 +189,26 @@ class SimFiles:
 
     async def _each(self, stream: Stream, given: bytes, recursive: bool, change: Callable[[Inode], None]) -> None:
         path = self._path(given)
-        self._must(path)
+        self.must(path)
         for one in self._tree(path) if recursive else [path]:
             change(self.inodes[one])
-            self._told("attributes", one)
+            self.told("attributes", one)
         await self._answer(stream, path)
 
     async def _symlink(self, stream: Stream, asked: guest.FileSymlink) -> None:
         path = self._path(asked.path)
         if path in self.inodes and not asked.replace:
             raise Conflict(f"{path!r} exists")
-        self._parents(path, make=False)
-        self._add(path, "symlink", 0o777).target = asked.target
-        self._told("created", path)
+        self.parents(path, make=False)
+        self.add(path, "symlink", 0o777).target = asked.target
+        self.told("created", path)
         await self._answer(stream, path)
 
     async def _watch(self, stream: Stream, asked: guest.Watch) -> None:
         path = self._path(asked.path)
-        self._must(path)
+        self.must(path)
         queue: asyncio.Queue[guest.Change | None] = asyncio.Queue()
-        entry = (path, asked.recursive, queue)
-        self._watches.add(entry)
-        try:
+        with self.watching(path, queue, recursive=asked.recursive):
             await stream.send_message(guest.Watching())
             while True:
                 change = await queue.get()
@@ -208,6 +218,19 @@ class SimFiles:
                 await stream.send_message(guest.Changes([change]))
                 if change.kind == "deleted" and not change.path:
                     return
+
+    @property
+    def watched(self) -> int:
+        """Watches that are open."""
+        return len(self._watches)
+
+    @contextmanager
+    def watching(self, path: bytes, queue: asyncio.Queue[guest.Change | None], *, recursive: bool) -> Iterator[None]:
+        """Have the queue told of what happens there."""
+        entry = (path, recursive, queue)
+        self._watches.add(entry)
+        try:
+            yield
         finally:
             self._watches.discard(entry)
 
@@ -241,7 +264,7 @@ class SimFiles:
             raise PermissionDenied(f"{path!r} is not yours")
         return b"/" + path.lstrip(b"/")
 
-    def _resolve(self, path: bytes) -> bytes:
+    def resolve(self, path: bytes) -> bytes:
         for _ in range(8):
             found = self.inodes.get(path)
             if found is None or found.target is None:
@@ -249,7 +272,7 @@ class SimFiles:
             path = posixpath.normpath(posixpath.join(posixpath.dirname(path), found.target))
         raise Conflict("too many links")
 
-    def _must(self, path: bytes, kind: str | None = None) -> Inode:
+    def must(self, path: bytes, kind: str | None = None) -> Inode:
         found = self.inodes.get(path)
         if found is None:
             raise NotFound(f"there is no {path.decode('utf-8', 'backslashreplace')}")
@@ -257,18 +280,18 @@ class SimFiles:
             raise Conflict(f"{path.decode('utf-8', 'backslashreplace')} is a {found.kind}, no {kind}")
         return found
 
-    def _parents(self, path: bytes, *, make: bool) -> None:
+    def parents(self, path: bytes, *, make: bool) -> None:
         parent = posixpath.dirname(path)
         if parent not in self.inodes and make:
-            self._parents(parent, make=True)
-            self._add(parent, "directory", 0o755)
-        self._must(parent, "directory")
+            self.parents(parent, make=True)
+            self.add(parent, "directory", 0o755)
+        self.must(parent, "directory")
 
     def _tree(self, path: bytes) -> list[bytes]:
         return [path, *(one for one in self.inodes if one.startswith(path.rstrip(b"/") + b"/"))]
 
-    def _file(self, path: bytes, name: bytes | None = None) -> guest.File:
-        found = self._must(path)
+    def file(self, path: bytes, name: bytes | None = None) -> guest.File:
+        found = self.must(path)
         size = 0 if found.hidden_size else len(found.data)
         shown = posixpath.basename(path) if name is None else name
         return guest.File(
@@ -277,9 +300,9 @@ class SimFiles:
         )  # fmt: skip
 
     async def _answer(self, stream: Stream, path: bytes) -> None:
-        await stream.send_message(guest.FileAnswer(self._file(path)))
+        await stream.send_message(guest.FileAnswer(self.file(path)))
 
-    def _told(self, kind: guest.ChangeKind, path: bytes, origin: bytes | None = None) -> None:
+    def told(self, kind: guest.ChangeKind, path: bytes, origin: bytes | None = None) -> None:
         directory = path in self.inodes and self.inodes[path].kind == "directory"
         for top, recursive, queue in self._watches:
             name = _below(top, path, recursive=recursive)
@@ -299,4 +322,4 @@ def _below(top: bytes, path: bytes, *, recursive: bool) -> bytes | None:
 
 def verbs() -> Iterable[str]:
     """Those that a SimNode passes on."""
-    return (verb for verb in REQUESTS if verb.startswith("file_") or verb in ("watch", "connect"))
+    return (verb for verb in REQUESTS if verb.startswith(("file_", "entry_")) or verb in ("watch", "connect"))

@@ -19,7 +19,7 @@ use crate::{report, sys};
 
 const LARGEST_PAGE: u32 = 10_000;
 /// Bytes of a message, about; the largest entry comes on top.
-const BATCH: usize = 48 << 10;
+pub const BATCH: usize = 48 << 10;
 /// Bytes of an entry without its names, at most.
 const ENTRY: usize = 180;
 
@@ -54,7 +54,7 @@ pub fn list(request: &FileList) -> Result<Message, Failure> {
 }
 
 /// Bytes of an entry in a message, at most.
-fn size(file: &File) -> usize {
+pub fn size(file: &File) -> usize {
     ENTRY + file.name.0.len() + file.target.as_ref().map_or(0, |target| target.0.len()) + file.owner.len() + file.group.len()
 }
 
@@ -96,20 +96,20 @@ impl Level {
     }
 }
 
-struct Walk {
+pub struct Walk {
     levels: Vec<Level>,
     depth: usize,
     names: Names,
 }
 
 impl Walk {
-    fn new(dir: OwnedFd, depth: u32, after: Option<&[u8]>, names: Names) -> io::Result<Self> {
+    pub fn new(dir: OwnedFd, depth: u32, after: Option<&[u8]>, names: Names) -> io::Result<Self> {
         let cursor = after.map_or(vec![], |after| after.split(|byte| *byte == b'/').map(<[u8]>::to_vec).collect());
         Ok(Self { levels: vec![Level::new(dir, vec![], cursor)?], depth: depth as usize, names })
     }
 
     /// The next entry.
-    fn next(&mut self) -> io::Result<Option<File>> {
+    pub fn next(&mut self) -> io::Result<Option<File>> {
         loop {
             let depth = self.levels.len();
             let Some(level) = self.levels.last_mut() else { return Ok(None) };

@@ -4,10 +4,12 @@
 //! - [`record`]: what is told of a file; [`list`]: of a directory, in pages
 //! - [`read`], [`write`]: a file's bytes, through a ring
 //! - [`names`]: directories, links, other names; [`remove`]; [`attributes`]: modes and owners
+//! - [`entries`]: the same by another custom: as root, for a user who owns what is made, with metadata
 //! - [`fault`]: what an errno means; [`calls`]: the kernel's words
 
 mod attributes;
 mod calls;
+mod entries;
 mod fault;
 mod list;
 mod names;
@@ -24,6 +26,7 @@ use space_protocol::{Failure, Message};
 
 pub use attributes::{change_mode, change_owner};
 pub use calls::{seek, set_size};
+pub use entries::{entry, entry_path, list_entries, make_entry_dir, move_entry, remove_entry, write_entry};
 pub use fault::at;
 pub use list::list;
 pub use names::{link, make_dir, rename};

@@ -45,14 +45,16 @@ pub fn write(request: &FileWrite, ring: &Ring) -> Result<Message, Failure> {
     place::check(&request.path.0)?;
     request.mode.map(attributes::checked).transpose()?;
     enter(request.user.as_deref())?;
-    let mut feed = RingFeed::new(ring);
-    put(request, &mut feed, &|| {
-        let mut text = vec![0; LARGEST_COUNT];
-        // SAFETY: the descriptor is open for as long as this child lives.
-        let count = sys::read(unsafe { sys::numbered(child::EXTRA) }, &mut text)?;
-        text.truncate(count);
-        Ok(text)
-    })
+    put(request, &mut RingFeed::new(ring), &told)
+}
+
+/// In a child: the sender's count, when all has come.
+pub fn told() -> io::Result<Vec<u8>> {
+    let mut text = vec![0; LARGEST_COUNT];
+    // SAFETY: the descriptor is open for as long as this child lives.
+    let count = sys::read(unsafe { sys::numbered(child::EXTRA) }, &mut text)?;
+    text.truncate(count);
+    Ok(text)
 }
 
 /// told: the sender's count, when all has come.
@@ -109,7 +111,7 @@ fn open_end(request: &FileWrite, place: &Place, new: bool) -> Result<OwnedFd, Fa
 }
 
 /// Write what comes: large files around the page cache. How much that was, and its sum.
-fn receive(feed: &mut dyn Feed, file: BorrowedFd<'_>, new: bool, path: &[u8]) -> Result<Content, Failure> {
+pub fn receive(feed: &mut dyn Feed, file: BorrowedFd<'_>, new: bool, path: &[u8]) -> Result<Content, Failure> {
     let (mut crc, mut count, mut writer) = (Crc32::default(), 0, Writer::default());
     loop {
         feed.advance().map_err(|error| Failure::guest(format!("the content cannot be read: {error}")))?;
@@ -143,7 +145,7 @@ fn receive(feed: &mut dyn Feed, file: BorrowedFd<'_>, new: bool, path: &[u8]) ->
 }
 
 /// Hold what came against what the sender says.
-fn expect(came: &Content, told: &dyn Fn() -> io::Result<Vec<u8>>, path: &[u8]) -> Result<(), Failure> {
+pub fn expect(came: &Content, told: &dyn Fn() -> io::Result<Vec<u8>>, path: &[u8]) -> Result<(), Failure> {
     let text = told().map_err(|error| Failure::guest(format!("the content's count cannot be read: {error}")))?;
     if text.is_empty() {
         return Err(Failure::invalid(format!("cannot write '{}': the content was cut off after {} bytes", shown(path), came.bytes)));

@@ -73,7 +73,14 @@ impl Core {
             "watch" => self.in_child(stream, &decode(request)?, watch::watch),
             "connect" => self.connect(stream, &decode(request)?),
             "file_read" => self.file_read(stream, &decode(request)?),
-            "file_write" => self.file_write(stream, &decode(request)?),
+            "file_write" => self.written(stream, &decode(request)?, files::write),
+            "entry_stat" => self.in_child(stream, &decode(request)?, files::entry),
+            "entry_list" => self.in_child(stream, &decode(request)?, files::list_entries),
+            "entry_mkdir" => self.in_child(stream, &decode(request)?, files::make_entry_dir),
+            "entry_move" => self.in_child(stream, &decode(request)?, files::move_entry),
+            "entry_remove" => self.in_child(stream, &decode(request)?, files::remove_entry),
+            "entry_write" => self.written(stream, &decode(request)?, files::write_entry),
+            "entry_watch" => self.asked(stream, &decode(request)?, watch::watch_entry),
             _ => Err(Failure::new("unsupported", format!("this daemon does not know the verb '{}'", exec::shown(verb.as_bytes())))),
         }
     }

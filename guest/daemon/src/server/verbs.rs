@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use space_protocol::files::{Connect, FileRead, FileWrite};
+use space_protocol::files::{Connect, FileRead};
 use space_protocol::messages::Tree;
 use space_protocol::{Failure, Message};
 
@@ -31,16 +31,25 @@ impl Core {
         self.start(stream, Purpose::Verb, Way::Pipes, child).map(drop)
     }
 
+    /// The same for one that the host asks for something now and then.
+    pub(super) fn asked<T>(&mut self, stream: u32, request: &T, verb: fn(&T) -> Result<Message, Failure>) -> Result<(), Failure> {
+        self.configured()?;
+        let needs = Needs { inlet: true, outlets: [false; 2] };
+        let child = child::spawn(&self.held, &mut self.workloads, needs, &[], || verb(request))?;
+        self.start(stream, Purpose::Verb, Way::Asked, child).map(drop)
+    }
+
     pub(super) fn file_read(&mut self, stream: u32, request: &FileRead) -> Result<(), Failure> {
         let (ring, needs) = self.transfer()?;
         let child = child::spawn(&self.held, &mut self.workloads, needs, &[], || files::read(request, &ring))?;
         self.start(stream, Purpose::Verb, Way::OutOf(ring), child).map(Job::speak_first)
     }
 
-    pub(super) fn file_write(&mut self, stream: u32, request: &FileWrite) -> Result<(), Failure> {
+    /// A verb that takes bytes through a ring, and their count as a message behind them.
+    pub(super) fn written<T>(&mut self, stream: u32, request: &T, verb: fn(&T, &Ring) -> Result<Message, Failure>) -> Result<(), Failure> {
         let (ring, needs) = self.transfer()?;
         let (theirs, ours) = sys::pipe().map_err(|error| child::refusal("make a pipe", &error))?;
-        let child = child::spawn(&self.held, &mut self.workloads, needs, &[theirs.as_fd()], || files::write(request, &ring))?;
+        let child = child::spawn(&self.held, &mut self.workloads, needs, &[theirs.as_fd()], || verb(request, &ring))?;
         self.start(stream, Purpose::Verb, Way::Into(ring), child).map(|job| job.take_messages(ours))
     }
 

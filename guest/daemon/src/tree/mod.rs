@@ -70,6 +70,11 @@ pub fn get(request: &Tree, ring: &Ring) -> Result<Message, Failure> {
 pub fn become_user(user: Option<&str>) -> Result<(), Failure> {
     let account = Account::load(user.unwrap_or(DEFAULT_USER))?;
     account.enter()?;
+    settle(&account)
+}
+
+/// In a user's home, with exactly the modes that are asked for.
+pub fn settle(account: &Account) -> Result<(), Failure> {
     let home = Path::new(OsStr::from_bytes(&account.home));
     sys::change_dir(home).or_else(|_| sys::change_dir(Path::new("/"))).map_err(|error| fault("enter", &account.home, &error))?;
     // SAFETY: plain calls. Modes are the archive's; deep trees hold a descriptor for each level.

@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use crate::sys;
@@ -68,12 +68,14 @@ impl Inotify {
         unsafe { libc::inotify_rm_watch(self.0.as_raw_fd(), watch) };
     }
 
-    /// Wait until there is news, or for that long.
-    pub fn wait(&self, most: Option<Duration>) {
-        let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    /// Wait until there is news, here or on the other descriptor, or for that long.
+    pub fn wait(&self, most: Option<Duration>, also: Option<BorrowedFd<'_>>) {
+        let poll = |fd: i32| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // The kernel passes over what is negative.
+        let mut polls = [poll(self.0.as_raw_fd()), poll(also.map_or(-1, |fd| fd.as_raw_fd()))];
         let most = most.map_or(-1, |most| most.as_millis().max(1) as i32);
-        // SAFETY: one pollfd.
-        unsafe { libc::poll(&raw mut poll, 1, most) };
+        // SAFETY: as many pollfds as we say.
+        unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, most) };
     }
 
     /// Some of the news; none when there is none now.
@@ -85,6 +87,13 @@ impl Inotify {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Whether a read would not wait: there is something, or the end.
+pub fn has_news(fd: BorrowedFd<'_>) -> bool {
+    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one pollfd.
+    unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
 }
 
 /// What the kernel has written: each event a header, then its name, filled up with NUL bytes.

@@ -15,16 +15,18 @@ mod nodes;
 
 use std::ffi::OsStr;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use space_protocol::entries::EntryWatch;
 use space_protocol::files::{Changes, Watch};
 use space_protocol::messages::Empty;
 use space_protocol::{Failure, Message};
 
 use crate::exec::shown;
-use crate::files::{at, check, enter, is_staged, split};
+use crate::files::{at, check, enter, entry_path, is_staged, split};
 use crate::{report, sys};
 use batch::Batch;
 use inotify::{Event, Inotify};
@@ -40,20 +42,40 @@ const HALF: Duration = Duration::from_millis(100);
 pub fn watch(request: &Watch) -> Result<Message, Failure> {
     check(&request.path.0)?;
     enter(request.user.as_deref())?;
-    run(&request.path.0, request.recursive, &mut report::say)
+    run(&request.path.0, request.recursive, None, &mut report::say)
 }
 
-/// say: takes every message but the last.
-fn run(path: &[u8], recursive: bool, say: &mut dyn FnMut(&Message) -> Result<(), Failure>) -> Result<Message, Failure> {
+/// The same for a directory as root, where a byte on standard input asks for all that has happened before it came.
+pub fn watch_entry(request: &EntryWatch) -> Result<Message, Failure> {
+    let path = entry_path(&request.path.0, request.user.as_deref())?;
+    let real = std::fs::metadata(OsStr::from_bytes(&path)).map_err(at(WHAT, &path))?;
+    if !real.is_dir() {
+        return Err(Failure::invalid(format!("path '{}' is not a directory", shown(&path))));
+    }
+    // SAFETY: standard input is open for as long as this child lives.
+    run(&path, request.recursive, Some(unsafe { sys::numbered(0) }), &mut report::say)
+}
+
+/// asks: where somebody asks for what has happened. say: takes every message but the last.
+fn run(
+    path: &[u8],
+    recursive: bool,
+    asks: Option<BorrowedFd<'_>>,
+    say: &mut dyn FnMut(&Message) -> Result<(), Failure>,
+) -> Result<Message, Failure> {
     let (top, only) = start(path)?;
     let mut watcher = Watcher::new(path, top, only, recursive)?;
+    let mut asks = Asks(asks);
     watcher.look(watcher.root, &[], false)?;
     say(&Message::Watching(Empty {}))?;
     let mut last = Instant::now();
     loop {
-        watcher.wait_for_news();
-        // What comes within the pause goes with it.
-        std::thread::sleep(PAUSE.saturating_sub(last.elapsed()));
+        watcher.wait_for_news(&asks);
+        let asked = asks.take();
+        if asked == 0 {
+            // What comes within the pause goes with it.
+            std::thread::sleep(PAUSE.saturating_sub(last.elapsed()));
+        }
         watcher.gather()?;
         last = Instant::now();
         let mut messages = watcher.batch.take();
@@ -67,6 +89,27 @@ fn run(path: &[u8], recursive: bool, say: &mut dyn FnMut(&Message) -> Result<(),
         if std::mem::take(&mut watcher.overflow) {
             watcher.again()?;
             say(&Message::Overflow(Empty {}))?;
+        }
+        for _ in 0..asked {
+            say(&Message::Synced(Empty {}))?;
+        }
+    }
+}
+
+/// Bytes by which somebody asks, until they end.
+struct Asks<'a>(Option<BorrowedFd<'a>>);
+
+impl Asks<'_> {
+    /// How many came. Nothing is waited for.
+    fn take(&mut self) -> usize {
+        let Some(pipe) = self.0.filter(|pipe| inotify::has_news(*pipe)) else { return 0 };
+        match sys::read(pipe, &mut [0; 64]) {
+            Ok(count @ 1..) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+            _ => {
+                self.0 = None;
+                0
+            }
         }
     }
 }
@@ -140,9 +183,9 @@ impl Watcher {
         }
     }
 
-    fn wait_for_news(&self) {
+    fn wait_for_news(&self, asks: &Asks<'_>) {
         if !self.over {
-            self.inotify.wait(None);
+            self.inotify.wait(None, asks.0);
         }
     }
 
@@ -153,7 +196,7 @@ impl Watcher {
             let events = self.inotify.events().map_err(at(WHAT, &self.shown))?;
             if events.is_empty() && self.batch.is_open() {
                 let begun = Instant::now();
-                self.inotify.wait(Some(HALF));
+                self.inotify.wait(Some(HALF), None);
                 if begun.elapsed() >= HALF {
                     self.give_up();
                 }

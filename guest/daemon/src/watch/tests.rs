@@ -33,7 +33,7 @@ impl Watching {
         let (tell, told) = channel();
         let path = path.as_os_str().as_bytes().to_vec();
         let runs = std::thread::spawn(move || {
-            run(&path, recursive, &mut |message| tell.send(message.clone()).map_err(|_| Failure::guest("nobody listens")))
+            run(&path, recursive, None, &mut |message| tell.send(message.clone()).map_err(|_| Failure::guest("nobody listens")))
         });
         assert_eq!(told.recv_timeout(LONG).unwrap(), Message::Watching(Empty {}));
         Self { told, runs }

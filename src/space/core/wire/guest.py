@@ -11,6 +11,18 @@ from typing import Annotated, TypeVar, get_args
 import msgspec
 from msgspec import Meta
 
+from space.core.wire.entries import (
+    Entries,
+    EntryAnswer,
+    EntryList,
+    EntryMkdir,
+    EntryMove,
+    EntryRemove,
+    EntryStat,
+    EntryWatch,
+    EntryWrite,
+    Synced,
+)
 from space.core.wire.files import (
     Changes,
     Connect,
@@ -243,10 +255,12 @@ class StdinClosed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
 Request = (
     Empty | Configure | PrepareSnapshot | Imprint | Claim | Grow | Exec | Attach | Process | Tree | Source
     | FileStat | FileList | FileRead | FileWrite | FileMkdir | FileMove | FileRemove | FileChmod | FileChown | FileSymlink | Watch | Connect
+    | EntryStat | EntryList | EntryMkdir | EntryMove | EntryRemove | EntryWrite | EntryWatch
 )  # fmt: skip
 Message = (
     Done | Configured | Imprinted | Started | Exited | TreeDone | Metrics | Processes | Eof | Resize | Signal | StdinClosed
     | FileAnswer | Files | Listed | Content | Watching | Changes | Overflow | Connected
+    | EntryAnswer | Entries | Synced
 )  # fmt: skip
 REQUESTS: dict[str, type[msgspec.Struct]] = {
     "noop": Empty,
@@ -278,6 +292,13 @@ REQUESTS: dict[str, type[msgspec.Struct]] = {
     "file_symlink": FileSymlink,
     "watch": Watch,
     "connect": Connect,
+    "entry_stat": EntryStat,
+    "entry_list": EntryList,
+    "entry_mkdir": EntryMkdir,
+    "entry_move": EntryMove,
+    "entry_remove": EntryRemove,
+    "entry_write": EntryWrite,
+    "entry_watch": EntryWatch,
 }
 
 M = TypeVar("M", bound=msgspec.Struct)

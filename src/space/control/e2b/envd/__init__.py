@@ -1,17 +1,6 @@
-"""The in-sandbox API (E2B's daemon in the guest, on port 49983), answered on the host's side."""
+"""The in-sandbox API (E2B's daemon in the guest, on port 49983), answered on the host's side. `serve` is its door.
 
-from __future__ import annotations
-
-from starlette.types import Receive, Scope, Send
-
-from space.control import answers
-from space.control.e2b.faults import NotHere
-from space.control.e2b.seat import Seat
-from space.control.services import Services
-
-
-async def serve(scope: Scope, receive: Receive, send: Send, services: Services, seat: Seat) -> None:
-    """Answer a request that was let in. NotHere, or what the guest is at fault for."""
-    if scope["path"] != "/health":
-        raise NotHere(f"the in-sandbox API has nothing at {scope['path'][:200]!r}")
-    await answers.nothing().send(send)
+- `connect`: the Connect protocol; `encodings`: gzip; `people`: users and paths
+- `processes` (with `roster`), `filesystem` (with `entries`, `watchers`): the two services; `transfers`: `/files`; `figures`: `/metrics`
+- `memory`: what is remembered of sandboxes; `room`: what a request finds
+"""
