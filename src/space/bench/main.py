@@ -18,7 +18,7 @@ from space.model.errors import PermissionDenied
 
 def sections() -> dict[str, Callable[[Stack], Section]]:
     """Every section by name, in the order in which they run."""
-    from space.bench import broker, density, files, gateway, idle, lives, scale, start
+    from space.bench import broker, control, density, files, gateway, idle, lives, scale, start
     from space.bench import exec as exec_
 
     return {
@@ -28,6 +28,7 @@ def sections() -> dict[str, Callable[[Stack], Section]]:
         "idle": idle.measure,
         "gateway": gateway.measure,
         "broker": broker.measure,
+        "control": control.measure,
         "lives": lives.measure,
         "density": density.measure,
         "scale": scale.measure,

@@ -13,7 +13,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import msgspec
 
@@ -108,18 +108,21 @@ class NodeLink:
         except InvalidArgument as error:
             raise Refused(str(error)) from error
         # The watch comes first, so that no change falls between the list and it; its older levels lose by their revision.
-        watch = await session.open("watch", Empty(), finish=True)
-        async with asyncio.timeout(_CONNECT_SECONDS):
-            there = await _list(session)
-        self.last_info = info
-        self._listener.node_up(info, there)
-        self._up = _Up(session, info)
-        self._risen.set()
-        log.info("connected to the node: isolation %s, %d sandboxes", info.isolation, len(there))
-        async for event in watch:
-            if isinstance(event, Message):
-                self._listener.node_level(decoded(event, SandboxState))
-        raise ProtocolError("the node ended the watch")
+        levels = _Levels(await session.open("watch", Empty(), finish=True))
+        reading = asyncio.create_task(levels.read())
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                there = await _list(session)
+            self.last_info = info
+            self._listener.node_up(info, there)
+            self._up = _Up(session, info)
+            self._risen.set()
+            log.info("connected to the node: isolation %s, %d sandboxes", info.isolation, len(there))
+            levels.tell(self._listener.node_level)
+            await reading
+        finally:
+            reading.cancel()
+            await asyncio.wait({reading})
 
     def _down(self) -> None:
         if self._up is not None:
@@ -181,6 +184,33 @@ class NodeLink:
     async def open(self, verb: str, request: Any, *, bulk: bool = False, finish: bool = False) -> Stream:
         """An open stream: a context manager that resets it, and ends the work behind it, when it is left before the end."""
         return await self._session().open(verb, _marked(request), bulk=bulk, finish=finish)
+
+
+class _Levels:
+    """A watch that is read from its beginning on: a node of many sandboxes tells more at once than may lie unread."""
+
+    def __init__(self, watch: Stream) -> None:
+        self._watch = watch
+        self._kept: dict[str, SandboxState] = {}
+        self._tell: Callable[[SandboxState], None] | None = None
+
+    async def read(self) -> NoReturn:
+        """Until it fails."""
+        async for event in self._watch:
+            if isinstance(event, Message):
+                level = decoded(event, SandboxState)
+                if self._tell is None:
+                    self._kept[level.sandbox] = level
+                else:
+                    self._tell(level)
+        raise ProtocolError("the node ended the watch")
+
+    def tell(self, listener: Callable[[SandboxState], None]) -> None:
+        """From now on, and the last of each that came before."""
+        for level in self._kept.values():
+            listener(level)
+        self._kept.clear()
+        self._tell = listener
 
 
 class Refused(Exception):

@@ -2,8 +2,9 @@
 
 Ordinary changes commit in groups without fsync (WAL, synchronous=NORMAL: a power cut may lose the last ones, never the
 file). A group that holds a durable change (delete, key) commits with synchronous=FULL, so one fsync serves all that
-gathered. Checkpoints, which fsync too, run on the reading thread and hold no writer up. Changes are applied in the order
-in which they were given.
+gathered. Checkpoints, which fsync too, run on the reading thread and hold no writer up; but the log begins anew only where one has
+caught up with the writer, which under steady load none does: beyond a size the writer takes the last one itself. Changes are applied in
+the order in which they were given.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ log = logging.getLogger("space.control.store")
 T = TypeVar("T")
 _GROUP = 256
 _CHECKPOINT_EVERY = 512  # changes; about 2 MiB of log
+_LONG = 4096  # frames of the log, of a page each: 16 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class Store:
         self._writer = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._writer.start()
         self.commits = 0
+        self._long = False  # the log is
 
     async def write(self, change: Callable[[Connection], T], *, durable: bool = False) -> T:
         """Apply a change; returns once it is committed, and on the disk if `durable`. A cancelled caller's change happens all the same."""
@@ -98,6 +101,9 @@ class Store:
             while (group := self._gather()) is not None:
                 self._commit(connection, group)
                 since_checkpoint += len(group)
+                if self._long:  # a checkpoint has just ended: little is left
+                    self._long, since_checkpoint = False, 0
+                    _checkpoint(connection)
                 if since_checkpoint >= _CHECKPOINT_EVERY:
                     since_checkpoint = 0
                     self._reader.submit(self._checkpoint)
@@ -142,7 +148,14 @@ class Store:
 
     def _checkpoint(self) -> None:
         with self._reading.connect() as connection:
-            cast("sqlite3.Connection", connection.connection.driver_connection).execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            self._long = _checkpoint(connection) > _LONG
+
+
+def _checkpoint(connection: Connection) -> int:
+    """What of the log no reader needs goes into the database; frames that the log has."""
+    raw = cast("sqlite3.Connection", connection.connection.driver_connection)
+    _, frames, _ = raw.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    return int(frames)
 
 
 def _engine(path: Path) -> Engine:
@@ -153,6 +166,7 @@ def _engine(path: Path) -> Engine:
         raw.execute("PRAGMA journal_mode=WAL").fetchall()
         raw.execute("PRAGMA synchronous=NORMAL")
         raw.execute("PRAGMA wal_autocheckpoint=0")
+        raw.execute(f"PRAGMA journal_size_limit={2 * _LONG * 4096}").fetchall()
         raw.execute("PRAGMA busy_timeout=5000")
 
     @event.listens_for(engine, "begin")
