@@ -6,9 +6,7 @@ of the same size, one a transaction, into a SQLite database on the same disk.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import sqlite3
 import tempfile
 import time
@@ -58,35 +56,42 @@ def measure(ours: Stack) -> Section:
     with tempfile.TemporaryDirectory(prefix="bench-control-", dir=DATA_ROOT) as root:
         floor = _sqlite_rate(Path(root) / "floor.db", 500 if ours.quick else 3000)
         seen, restart = uvloop.run(_grown(Path(root), count))
-    rate = figures.median(seen.rate)
-    last, first = seen.rate[-1], seen.rate[0]
+    rate, population = figures.median(seen.rate), float(seen.population[-1])
     paced = sorted(seen.paced_ms)
+    last_pages, first_pages = figures.median(seen.last_page_ms[-3:]), figures.median(seen.first_page_ms[-3:])
     return Section(
         {
             "creates_per_s": figures.of(seen.rate, "creates/s", sqlite_rows_per_s=floor, cpu_ms_each=figures.median(seen.cpu_ms)),
             "creates_over_sqlite": Figure(rate / floor, "ratio", {"sqlite_rows_per_s": floor}),
-            "creates_last_over_first": Figure(last / first, "ratio", {"population": float(seen.population[-1]), "first": first, "last": last}),
+            "creates_last_over_first": Figure(
+                seen.rate[-1] / seen.rate[0], "ratio", {"population": population, "first": seen.rate[0], "last": seen.rate[-1]}
+            ),
             "create_p99_ms": Figure(paced[int(len(paced) * 0.99)], "ms", {"creates_per_s": rate / 2, "p50_ms": figures.median(paced)}),
             "page_last_over_first": Figure(
-                figures.median(seen.last_page_ms[-3:]) / figures.median(seen.first_page_ms[-3:]),
-                "ratio",
-                {"first_page_ms": seen.first_page_ms[-1], "last_page_ms": seen.last_page_ms[-1], "sandboxes": float(seen.population[-1])},
+                last_pages / first_pages, "ratio", {"first_page_ms": first_pages, "last_page_ms": last_pages, "sandboxes": population}
             ),
             "page_growth": Figure(
-                seen.first_page_ms[-1] / seen.first_page_ms[0], "ratio", {"at": float(seen.population[-1]), "over": float(seen.population[0])}
+                seen.first_page_ms[-1] / seen.first_page_ms[0], "ratio", {"at": population, "over": float(seen.population[0])}
             ),
-            "event_ms": figures.of(seen.event_ms, "ms", sandboxes=float(seen.population[-1])),
+            "event_ms": figures.of(seen.event_ms, "ms", sandboxes=population),
             "memory_kib_each": Figure(_slope(seen.population, seen.memory_mib) * 1024, "KiB", {"whole_mib": seen.memory_mib[-1]}),
             "database_kib_each": Figure(_slope(seen.population, seen.database_mib) * 1024, "KiB", {"whole_mib": seen.database_mib[-1]}),
             "restart_ms": Figure(restart["ready"] * 1000, "ms", {"sandboxes": restart["sandboxes"]}),
             "reconcile_ms": Figure(restart["reconciled"] * 1000, "ms", {"sandboxes": restart["sandboxes"]}),
         },
         {
-            "population": [float(number) for number in seen.population], "creates_per_s": seen.rate, "cpu_ms_each": seen.cpu_ms,
-            "first_page_ms": seen.first_page_ms, "last_page_ms": seen.last_page_ms, "event_ms": seen.event_ms,
-            "memory_mib": seen.memory_mib, "database_mib": seen.database_mib, "create_ms": seen.creates_ms, "paced_create_ms": seen.paced_ms,
+            "population": [float(number) for number in seen.population],
+            "creates_per_s": seen.rate,
+            "cpu_ms_each": seen.cpu_ms,
+            "first_page_ms": seen.first_page_ms,
+            "last_page_ms": seen.last_page_ms,
+            "event_ms": seen.event_ms,
+            "memory_mib": seen.memory_mib,
+            "database_mib": seen.database_mib,
+            "create_ms": seen.creates_ms,
+            "paced_create_ms": seen.paced_ms,
         },
-    )  # fmt: skip
+    )
 
 
 async def _grown(root: Path, count: int) -> tuple[_Seen, dict[str, float]]:
@@ -170,7 +175,7 @@ async def _restarted(world: World, control: Control) -> dict[str, float]:
     connection = await Connection.to(world.port, world.key)
 
     async def runs() -> bool:
-        return json.loads((await connection.ask("GET", f"/v1/sandboxes/{newest}")).body)["phase"] == "running"
+        return bool(json.loads((await connection.ask("GET", f"/v1/sandboxes/{newest}")).body)["phase"] == "running")
 
     await until(runs, 60)
     connection.close()

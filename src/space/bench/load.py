@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 from space.model.errors import ProtocolError
@@ -67,8 +68,7 @@ async def closed_loop(connections: list[Connection], count: int, one: Callable[[
     took: list[float] = []
 
     async def work(connection: Connection) -> None:
-        for _ in left:
-            took.append(await one(connection))
+        took.extend([await one(connection) for _ in left])
 
     await asyncio.gather(*map(work, connections))
     return took
@@ -102,8 +102,8 @@ def beside(pid: int) -> Iterator[None]:
     if not rest:
         yield
         return
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        os.sched_setaffinity(int(thread), {first})
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), {first})
     os.sched_setaffinity(0, set(rest))
     try:
         yield
