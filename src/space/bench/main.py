@@ -18,7 +18,7 @@ from space.model.errors import PermissionDenied
 
 def sections() -> dict[str, Callable[[Stack], Section]]:
     """Every section by name, in the order in which they run."""
-    from space.bench import broker, control, density, files, gateway, idle, lives, scale, start
+    from space.bench import broker, control, density, files, gateway, idle, lives, reconnect, scale, start
     from space.bench import exec as exec_
 
     return {
@@ -29,6 +29,7 @@ def sections() -> dict[str, Callable[[Stack], Section]]:
         "gateway": gateway.measure,
         "broker": broker.measure,
         "control": control.measure,
+        "reconnect": reconnect.measure,
         "lives": lives.measure,
         "density": density.measure,
         "scale": scale.measure,
