@@ -37,7 +37,8 @@ class Settings:
     # The name below which ports of sandboxes are reached by host name, `<port>-<id>.<domain>`, and this API as `api.<domain>`. It and all
     # names below it have to lead here. Empty: there are no such names, and headers say which sandbox is meant.
     domain: str = ""
-    # `auto` probes KVM with a guest; `tcg` and `kvm` force one.
+    # `auto` probes KVM with a guest, and takes a Firecracker for it where set-up has one, else QEMU; `firecracker`, `kvm` (QEMU's) and
+    # `tcg` force one.
     accelerator: str = "auto"
     # QEMU does not call emulation a boundary: clients from elsewhere are refused unless the operator says so.
     allow_remote_emulated: bool = False
@@ -259,8 +260,8 @@ def _checked(settings: Settings) -> Settings:
         raise InvalidArgument(
             f"setting domain is a name of lower-case labels, such as sandboxes.example.com, not {settings.domain[:200]!r}"
         )
-    if settings.accelerator not in ("auto", "kvm", "tcg"):
-        raise InvalidArgument(f"setting accelerator is auto, kvm or tcg, not {settings.accelerator!r}")
+    if settings.accelerator not in ("auto", "firecracker", "kvm", "tcg"):
+        raise InvalidArgument(f"setting accelerator is auto, firecracker, kvm or tcg, not {settings.accelerator!r}")
     for key, known in (("log_format", ("text", "json")), ("on_stop", ("keep", "delete"))):
         if getattr(settings, key) not in known:
             raise InvalidArgument(f"setting {key} is {' or '.join(known)}, not {getattr(settings, key)!r}")

@@ -24,7 +24,7 @@ from space.setup import apt, command, inputs, qemu, rootfs, shelf
 
 __all__ = ["Saved", "ensure"]
 _BUILDER = 1
-_PACKAGES = ("python3", "kmod", "iproute2", "nftables", "btrfs-progs", "procps")
+_PACKAGES = ("python3", "kmod", "iproute2", "nftables", "btrfs-progs", "procps", "ca-certificates")
 _ROOT_BYTES, _DATA_BYTES = 3 << 30, 4 << 30
 # Of the interpreter's libraries, what no test in there needs.
 _LEFT_OUT = (
@@ -103,7 +103,7 @@ def _data(store: Store, manifest: TemplateManifest, jailed: firecracker.Firecrac
     libraries = _libraries()
     parts = [each for each in sorted(libraries.iterdir()) if not each.name.startswith(_LEFT_OUT) and each.suffix != ".pth"]
     key = inputs.of_value(
-        {"builder": _BUILDER, "template": manifest.digest, "firecracker": jailed.digest, "libraries": [each.name for each in parts]}
+        {"builder": _BUILDER + 1, "template": manifest.digest, "firecracker": jailed.digest, "libraries": [each.name for each in parts]}
     )
     final = directory / f"data-{key}"
     if final.is_dir():
@@ -120,7 +120,7 @@ def _data(store: Store, manifest: TemplateManifest, jailed: firecracker.Firecrac
         try:
             artefacts = place / "artefacts"
             named = (("kernel", manifest.kernel), ("initramfs", manifest.initramfs), ("qemu", manifest.qemu), ("template", manifest.digest))
-            for kind, name in (*named, (firecracker.KIND, jailed.digest)):
+            for kind, name in (*named, ("root", store.authority(manifest.root).name), (firecracker.KIND, jailed.digest)):
                 (artefacts / kind).mkdir(parents=True)
                 command.run(["cp", "-a", "--sparse=always", store.path(kind, name), artefacts / kind / name], what=f"copy a {kind}")
             (artefacts / "names").mkdir()

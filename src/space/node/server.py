@@ -21,8 +21,8 @@ from pathlib import Path
 
 import uvloop
 
+from space.config import firecracker, logs
 from space.config import instance as instances
-from space.config import logs
 from space.config.artefacts import Store
 from space.config.hold import hold
 from space.config.instance import DATA_ROOT, RUN_ROOT, Instance
@@ -50,6 +50,8 @@ from space.node.stages import Trace, no_trace
 from space.node.surroundings import Surroundings
 from space.node.verbs import Verbs
 from space.node.vmm.accelerator import Accelerators, host_boot_id, kvm_is_there
+from space.node.vmm.drivers import Drivers
+from space.node.vmm.firecracker import FirecrackerVmm
 from space.node.vmm.qemu import QemuVmm
 from space.rpc.audit_client import AuditControl
 from space.rpc.broker_client import BrokerControl
@@ -101,10 +103,11 @@ def compose(instance: Instance, settings: Settings, trace: Trace = no_trace) -> 
     rootd = RootdClient(instance.rootd_socket)
     egress = compose_egress(instance, settings, rootd)
     releases = Releases(rootd, ledger, egress)
+    store = Store(instance.artefacts, instance.templates)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     around = Surroundings(
         rootd=rootd,
-        vmm=QemuVmm(rootd, instance),
+        vmm=Drivers(QemuVmm(rootd, instance), FirecrackerVmm(rootd, instance)),
         ledger=ledger,
         gate=Gate(
             capacity(settings, memory_total_mib=memory, processors=len(os.sched_getaffinity(0))),
@@ -115,7 +118,13 @@ def compose(instance: Instance, settings: Settings, trace: Trace = no_trace) -> 
         releases=releases,
         # milliseconds since 1970, so that revisions also grow from one node's life to the next
         board=Board(time.time_ns() // 1_000_000),
-        accelerators=Accelerators(settings.accelerator, instance.node_data, device_is_there=kvm_is_there(), boot_id=host_boot_id()),
+        accelerators=Accelerators(
+            settings.accelerator,
+            instance.node_data,
+            device_is_there=kvm_is_there(),
+            boot_id=host_boot_id(),
+            jailed=lambda: firecracker.current(store),
+        ),
         archive=Archive(
             instance.node_data / "spool",
             Quota(settings.spool_mib_per_process * MIB, settings.spool_mib_per_sandbox * MIB),
@@ -127,7 +136,7 @@ def compose(instance: Instance, settings: Settings, trace: Trace = no_trace) -> 
         clones_ahead=settings.clones_ahead,
         trace=trace,
     )
-    return Node(around, Store(instance.artefacts, instance.templates))
+    return Node(around, store)
 
 
 async def run(instance: Instance, settings: Settings, listener: socket.socket, ready_fd: int | None, trace: Trace = no_trace) -> None:

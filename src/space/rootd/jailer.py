@@ -134,6 +134,7 @@ def _make_run(run: Path, uid: int, node: int) -> int:
     console = run / plan.SERIAL
     os.mkfifo(console, 0o640)
     os.chown(console, 0, node)
+    console.chmod(0o640)  # whatever the umask was
     os.chown(run, uid, node)
     run.chmod(0o2770)
     return os.open(console, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -223,6 +223,13 @@ class Kvm:
     verdict: tuple[str, str] | None
     hidden: bool = False
 
+    @property
+    def is_used(self) -> bool:
+        """Whether guests run under it, as far as is known."""
+        if self.setting != "auto":
+            return self.setting != "tcg"
+        return self.verdict[0] != "tcg" if self.verdict is not None else self.there and self.ran is None and not self.hidden
+
 
 def see_kvm(setting: str, verdict: tuple[str, str] | None) -> Kvm:
     """By having it run an instruction."""
@@ -239,11 +246,11 @@ def judge_kvm(found: Kvm) -> Check:
     if found.hidden and found.verdict is None:
         chosen = found.setting
         return fine("isolation", f"{kvmprobe.DEVICE} is there; whether it runs code only root can see", looked_at=looked, chosen=chosen)
-    if found.setting == "kvm" and not usable:
+    if found.setting in ("kvm", "firecracker") and not usable:
         fact = state if found.there else f"this host has no {kvmprobe.DEVICE}"
         return failure(
             "isolation",
-            f"the setting accelerator is kvm, and {fact}",
+            f"the setting accelerator is {found.setting}, and {fact}",
             "enable virtualization in the firmware (nested, in a virtual machine), or set accelerator = auto",
             looked_at=looked,
         )

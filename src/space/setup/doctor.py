@@ -19,7 +19,7 @@ from space.config.instance import DATA_ROOT, RUN_ROOT, SETTINGS_ROOT, Instance, 
 from space.core.lifecycle.admission import memory_budget
 from space.host.cgroups import LEAF
 from space.model.errors import SpaceError
-from space.setup import checkegress, checkhost, checkspace, deps, runtime, shelf, storage, template
+from space.setup import checkegress, checkhost, checkkvm, checkspace, deps, runtime, shelf, storage, template
 from space.setup.checkup import FAILURE, WARNING, Check, fine
 
 DEFAULT = "default"
@@ -30,7 +30,7 @@ def checks(only: str | None = None) -> list[Check]:
     """All facts, in the order in which they build on each other; a check that fails to look is one too. only: of instances, that one."""
     looks: tuple[Look, ...] = (
         kernel, rights, namespaces, tun, firewall, edge, cgroups, clock, limits, memory,
-        reflinks, space_left, accelerator, artefacts, installed, services, uids,
+        reflinks, space_left, accelerator, firecrackers, production, artefacts, installed, services, uids,
     )  # fmt: skip
     found = [check for look in looks for check in guarded(look)]
     for name in [only] if only else _names():
@@ -121,6 +121,21 @@ def memory() -> Check:
 
 def accelerator() -> Check:
     """Which accelerator guests get: the node decides at the first sandbox and keeps its verdict."""
+    return checkhost.judge_kvm(_kvm())
+
+
+def firecrackers() -> Check:
+    """Which of them there are, and what boots the next sandbox under KVM."""
+    found = _kvm()
+    return checkkvm.judge_firecrackers(checkkvm.see_firecrackers(Store(DATA_ROOT / "artefacts")), setting=found.setting, kvm=found.is_used)
+
+
+def production() -> list[Check]:
+    """What keeps tenants apart where guests run under KVM."""
+    return checkkvm.judge_host(checkkvm.see_host()) if _kvm().is_used else []
+
+
+def _kvm() -> checkhost.Kvm:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     verdict = None
     for directory in (RUN_ROOT, *(instance.node_data for instance in instances())):
@@ -128,7 +143,7 @@ def accelerator() -> Check:
             found = json.loads((directory / "accelerator.json").read_text())
             if found["boot_id"] == boot:
                 verdict = verdict or (str(found["accelerator"]), str(found["why"]))
-    return checkhost.judge_kvm(checkhost.see_kvm(_configured(DEFAULT).settings.accelerator, verdict))
+    return checkhost.see_kvm(_configured(DEFAULT).settings.accelerator, verdict)
 
 
 # -- space on it --------------------------------------------------------------------------------------------------------

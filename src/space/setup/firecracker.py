@@ -137,7 +137,7 @@ def main(arguments: Sequence[str]) -> int:
     except SpaceError as error:
         progress.complain(str(error))
         return 1
-    print(f"Firecracker {known.version} boots new sandboxes where accelerator = firecracker ({known.state}: {known.why})")
+    print(f"Firecracker {known.version} boots new sandboxes where KVM is worth it ({known.state}: {known.why})")
     return 0
 
 

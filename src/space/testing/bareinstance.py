@@ -10,6 +10,7 @@ import select
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from space.config.instance import Instance, claim
@@ -20,7 +21,7 @@ from space.serve.private import random_name
 from space.serve.remove import remove
 from space.serve.service import Process, Role
 from space.testing import leaks
-from space.testing.machine import isolated_python
+from space.testing.machine import ACCELERATOR, isolated_python
 
 Storage = Callable[[Path], AbstractContextManager[object]]
 _READY_WITHIN = 60.0
@@ -91,7 +92,8 @@ class BareInstance:
 @contextmanager
 def bare_instance(*services: str, settings: Settings | None = None, storage: Storage | None = None) -> Iterator[BareInstance]:
     """An instance with these services started, in that order. storage: has its data directory on a file system of its own."""
-    one = BareInstance(settings or Settings(accelerator="tcg", warm_templates=0), storage)
+    settings = settings or Settings(accelerator="tcg", warm_templates=0)
+    one = BareInstance(replace(settings, accelerator=ACCELERATOR or settings.accelerator), storage)
     try:
         for name in services:
             one.start(name)

@@ -20,6 +20,7 @@ from space.serve.private import Launch, Served, private_instance, random_name
 from space.serve.remove import remove
 
 INSTALLED = Path("/usr/local/bin/space")
+ACCELERATOR = os.environ.get("SPACE_TEST_ACCELERATOR", "")  # what tests' instances have, where they would take another (the lab's)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,12 @@ def isolated_python() -> str:
 @contextmanager
 def private(which: Runtime, log: Path | None = None, **settings: str) -> Iterator[Served]:
     """A private instance under that runtime."""
-    with private_instance(settings, python=which.python, dev=which.dev, log=log) as served:
+    with private_instance({**settings, **_accelerated()}, python=which.python, dev=which.dev, log=log) as served:
         yield served
+
+
+def _accelerated() -> dict[str, str]:
+    return {"accelerator": ACCELERATOR} if ACCELERATOR else {}
 
 
 class Server:
@@ -83,7 +88,7 @@ class Server:
     def __init__(self, which: Runtime, log: Path, settings: Mapping[str, str] | None = None) -> None:
         self.name = random_name()
         self._which, self._log = which, log
-        self._settings = {"port": "0", "warm_templates": "0", **(settings or {})}
+        self._settings = {"port": "0", "warm_templates": "0", **(settings or {}), **_accelerated()}
         self._launch: Launch | None = None
         self.served: Served | None = None
 

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from space.config.firecracker import Firecracker
 from space.config.instance import Instance
-from space.model.errors import DeadlineExceeded, NoCapacity, NotFound, ProtocolError, SandboxDied, Unavailable
+from space.model.errors import Conflict, DeadlineExceeded, NoCapacity, NotFound, ProtocolError, SandboxDied, Unavailable
 from space.model.ids import InstanceName
 from space.model.rootd import SandboxOp
 from space.node import limits
 from space.node.pidfd import Pidfd
-from space.node.vmm.accelerator import Accelerators, Verdict, load, without_probe
+from space.node.vmm.accelerator import Accelerators, Verdict, load, none_there, without_probe
 from space.node.vmm.console import Console, last_lines
+from space.node.vmm.drivers import Drivers
 from space.node.vmm.pace import Pace
 from space.node.vmm.qemu import QemuMachine
 from space.node.vmm.qmp import Qmp
+from space.node.vmm.seam import MachinePlan
 from space.rpc.rootd_client import Usage
 
 GREETING = b'{"QMP": {"version": {}, "capabilities": []}}\r\n'
@@ -260,6 +264,87 @@ async def test_a_probe_runs_once_and_its_finding_is_kept(tmp_path: Path) -> None
     later.probe_with(probe)
     assert (await later.decide("k1")) == verdicts[0] == load(tmp_path)
     assert probed == ["k1"]
+
+
+def _firecracker(version: str) -> Callable[[], Firecracker]:
+    return lambda: Firecracker("0123456789abcdef", version, Path("/nowhere"))
+
+
+def _refused() -> Firecracker:
+    raise Conflict("Firecracker 1.16.0 is not used: its vsock is dead after a restore", hint="add another")
+
+
+@pytest.mark.parametrize(
+    ("setting", "usable", "jailed", "expected"),
+    [
+        ("auto", True, _firecracker("1.12.1"), "firecracker"),
+        ("auto", True, none_there, "kvm"),
+        ("auto", True, _refused, "kvm"),
+        ("auto", False, _firecracker("1.12.1"), "tcg"),
+        ("kvm", True, _firecracker("1.12.1"), "kvm"),
+        ("tcg", True, _firecracker("1.12.1"), "tcg"),
+        ("firecracker", True, _firecracker("1.12.1"), "firecracker"),
+        ("firecracker", True, none_there, None),
+        ("firecracker", True, _refused, None),
+    ],
+)
+async def test_firecracker_drives_kvm_where_there_is_one_that_may(
+    setting: str, usable: bool, jailed: Callable[[], Firecracker], expected: str | None, tmp_path: Path
+) -> None:
+    async def probe(kernel: str) -> str | None:
+        del kernel
+        return None if usable else "no hello within 5 s"
+
+    accelerators = Accelerators(setting, tmp_path, device_is_there=True, boot_id="boot", jailed=jailed)
+    accelerators.probe_with(probe)
+    if expected is None:
+        with pytest.raises(Unavailable, match="the setting accelerator is firecracker, and"):
+            await accelerators.decide("k1")
+        return
+    verdict = await accelerators.decide("k1")
+    assert verdict.accelerator == expected
+    assert ("Firecracker 1.12.1 is there" in verdict.why) == (expected == "firecracker")
+    kept = load(tmp_path)
+    assert kept is None or kept.accelerator in ("kvm", "tcg"), "what drives KVM is looked up each time"
+
+
+async def test_one_that_is_added_boots_the_next_sandbox(tmp_path: Path) -> None:
+    async def probe(kernel: str) -> None:
+        del kernel
+
+    there = [none_there]
+    accelerators = Accelerators("auto", tmp_path, device_is_there=True, boot_id="boot", jailed=lambda: there[-1]())
+    accelerators.probe_with(probe)
+    assert (await accelerators.decide("k1")).accelerator == "kvm"
+    there.append(_firecracker("1.13.0"))
+    assert (await accelerators.decide("k1")).accelerator == "firecracker"
+
+
+async def test_a_machine_is_made_by_the_driver_of_its_accelerator_and_found_by_the_one_that_made_it(tmp_path: Path) -> None:
+    calls: list[tuple[str, str]] = []
+
+    class Driver:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __getattr__(self, verb: str) -> Callable[..., Awaitable[None]]:
+            async def call(*_: object) -> None:
+                calls.append((self.name, verb))
+
+            return call
+
+        def knows(self, sandbox: str) -> bool:
+            return sandbox == "jailed"
+
+    drivers = Drivers(Driver("qemu"), Driver("firecracker"))  # type: ignore[arg-type]
+    for accelerator, name in (("tcg", "qemu"), ("kvm", "qemu"), ("firecracker", "firecracker")):
+        for verb in (drivers.boot, drivers.restore):
+            await verb(MachinePlan("one", 1, 1, 256, accelerator))
+        assert calls == [(name, "boot"), (name, "restore")]
+        calls.clear()
+    for sandbox, name in (("jailed", "firecracker"), ("other", "qemu")):
+        await drivers.adopt(sandbox, 1)
+        assert calls.pop() == (name, "adopt")
 
 
 async def test_a_probe_that_learned_nothing_degrades_no_sandbox_and_is_repeated(tmp_path: Path) -> None:

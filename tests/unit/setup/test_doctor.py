@@ -112,6 +112,8 @@ def test_what_is_concluded_of_the_host(check: Check, level: str, words: str) -> 
         (replace(GOOD_KVM, there=False, verdict=("tcg", "no device")), OK, "tcg", "no device"),
         (replace(GOOD_KVM, setting="tcg"), OK, "tcg", "the operator set it"),
         (replace(GOOD_KVM, setting="kvm"), OK, "kvm", "the operator set it"),
+        (replace(GOOD_KVM, setting="firecracker"), OK, "firecracker", "the operator set it"),
+        (replace(GOOD_KVM, setting="firecracker", there=False), FAILURE, "", "accelerator is firecracker, and this host has no"),
         (replace(GOOD_KVM, setting="kvm", ran="cannot make a VM"), FAILURE, "", "cannot make a VM"),
         (replace(GOOD_KVM, setting="kvm", there=False), FAILURE, "", "set accelerator = auto"),
     ],

@@ -1,9 +1,12 @@
-"""Which accelerator guests get: real KVM, or software emulation, which is no boundary by itself.
+"""Which accelerator guests get: real KVM, or software emulation, which is no boundary by itself; and which VMM drives KVM.
 
 A `/dev/kvm` that opens, and even makes a VM, may have no hardware behind it. So a guest decides: booted with KVM it must say hello
 within `limits.KVM_PROBE`, once per boot of the host and per guest kernel. The verdict is kept in the node's data, where doctor reads it.
 A probe that learned nothing (the host was full, say) leaves no verdict: what asked for one fails, and the next one probes again. A
 sandbox is not given the weaker accelerator because of a fault that passes.
+
+Where KVM is worth it, Firecracker drives it if there is one that may be used (`space setup firecracker`), else QEMU. That is looked up
+each time, so that a Firecracker that is added boots the next sandbox.
 """
 
 from __future__ import annotations
@@ -13,13 +16,15 @@ import json
 import logging
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
 
 import msgspec
 
-from space.model.errors import SpaceError, Unavailable
+from space.config.firecracker import Firecracker
+from space.core.plan import firecracker
+from space.model.errors import Conflict, NotFound, SpaceError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +34,11 @@ _UNTRIED = "try again; the setting `accelerator` decides without a probe"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """accelerator: `kvm` or `tcg`; why, in a sentence. boot_id, kernel: what it was decided for. probed: a guest has tried it out."""
+    """accelerator: `kvm` (QEMU's), `firecracker` (KVM as well) or `tcg`; why, in a sentence. boot_id, kernel: what it was decided for.
+    probed: a guest has tried it out.
+    """
 
-    accelerator: Literal["kvm", "tcg"]
+    accelerator: Literal["kvm", "firecracker", "tcg"]
     why: str
     boot_id: str
     kernel: str
@@ -46,7 +53,7 @@ Probe = Callable[[str], Awaitable[str | None]]
 def without_probe(setting: str, *, device_is_there: bool, boot_id: str, kernel: str, cached: Verdict | None) -> Verdict | None:
     """The verdict where none is needed of a guest; None: probe."""
     if setting != "auto":
-        return Verdict(cast("Literal['kvm', 'tcg']", setting), f"the operator set accelerator = {setting}", boot_id, kernel)
+        return Verdict(cast("Literal['kvm', 'firecracker', 'tcg']", setting), f"the operator set accelerator = {setting}", boot_id, kernel)
     if not device_is_there:
         return Verdict("tcg", "this host has no /dev/kvm", boot_id, kernel)
     # Any other reason (no device then, an operator's word) may hold no more, or be of another instance: serve hands the file on unread.
@@ -79,14 +86,23 @@ def _save(directory: Path, verdict: Verdict) -> None:
     staged.rename(directory / _FILE)
 
 
+def none_there() -> Firecracker:
+    """Of a host without one."""
+    raise NotFound("there is no Firecracker on this machine")
+
+
 class Accelerators:
     """Decides once per kernel and remembers."""
 
-    def __init__(self, setting: str, directory: Path, *, device_is_there: bool, boot_id: str) -> None:
+    def __init__(
+        self, setting: str, directory: Path, *, device_is_there: bool, boot_id: str, jailed: Callable[[], Firecracker] = none_there
+    ) -> None:
+        """jailed: the Firecracker that boots new sandboxes; raises why there is none that may."""
         self._setting = setting
         self._directory = directory
         self._device_is_there = device_is_there
         self._boot_id = boot_id
+        self._jailed = jailed
         self._verdicts: dict[str, Verdict] = {}
         self._turn = asyncio.Lock()
         self._probe: Probe | None = None
@@ -96,11 +112,25 @@ class Accelerators:
         self._probe = probe
 
     async def decide(self, kernel: str) -> Verdict:
-        """The verdict for a kernel artefact; takes up to the probe's time, once. SpaceError when the probe learned nothing."""
+        """The verdict for a kernel artefact; takes up to the probe's time, once. SpaceError when the probe learned nothing, and when the
+        operator wants a Firecracker and there is none.
+        """
         async with self._turn:
             if kernel not in self._verdicts:
                 self._verdicts[kernel] = await self._decide(kernel)
-            return self._verdicts[kernel]
+            return self._driven(self._verdicts[kernel])
+
+    def _driven(self, verdict: Verdict) -> Verdict:
+        """With the VMM that drives it."""
+        if self._setting not in ("auto", firecracker.NAME) or verdict.accelerator == "tcg":
+            return verdict
+        try:
+            found = self._jailed()
+        except (NotFound, Conflict) as error:
+            if self._setting == firecracker.NAME:
+                raise Unavailable(f"the setting accelerator is firecracker, and {error.message}", hint=error.hint) from error
+            return verdict
+        return replace(verdict, accelerator="firecracker", why=f"{verdict.why}; Firecracker {found.version} is there")
 
     async def _decide(self, kernel: str) -> Verdict:
         ready = without_probe(
