@@ -111,8 +111,10 @@ class Book:
 
     # -- changes ----------------------------------------------------------------------------------------------------------
 
-    async def add(self, record: Record, repeat: Repeat | None, also: Callable[[Connection], Any] = lambda connection: None) -> Entry:
-        """A new sandbox. Its place is taken before anything is waited for; a store that fails gives it back. also: in its transaction."""
+    def add(self, record: Record, repeat: Repeat | None, also: Callable[[Connection], Any] = lambda connection: None) -> Entry:
+        """A new sandbox. Its place is taken, its row is handed over: `Entry.committed` tells what became of that, and a store that fails
+        gives the place back. also: in its transaction.
+        """
         entry = self.live[record.id] = Entry(record, repeat)
         entry.creating = True
         if repeat is not None:
@@ -122,13 +124,15 @@ class Book:
             also(connection)
             records.add(connection, record, repeat)
 
-        try:
-            await self.write(record.tenant, change, [News("created", record)])
-        except SpaceError as error:
-            self.drop(entry, error)
-            raise
+        entry.kept = asyncio.wrap_future(self._hand_over(record.tenant, change, [News("created", record)]))
+        entry.kept.add_done_callback(partial(self._kept, entry))
         self._changed(entry)
         return entry
+
+    def _kept(self, entry: Entry, kept: asyncio.Future[Any]) -> None:
+        error = None if kept.cancelled() else kept.exception()
+        if isinstance(error, SpaceError):
+            self.drop(entry, error)
 
     async def add_all(
         self, made: Sequence[Record], repeat: Repeat | None, also: Callable[[Connection], Any], news: Sequence[News]

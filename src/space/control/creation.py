@@ -79,6 +79,7 @@ class Creation:
                 return
             async with asyncio.timeout(limits.CREATE_SECONDS):
                 await self._make(entry, request)
+            await entry.committed()
             if entry.record.phase not in SETTLED:
                 self._ends.fail(entry, _ended(entry) or SandboxDied("the node ended the creation without a result"))
         except LinkLost as error:
@@ -90,6 +91,9 @@ class Creation:
         except TimeoutError:
             self._ends.fail(entry, DeadlineExceeded(f"the sandbox was not running after {limits.CREATE_SECONDS:g} s"))
         except SpaceError as error:
+            if entry.unkept:
+                self._ends.delete_there(record.id)
+                return
             refused = isinstance(error, NoCapacity | Unavailable) or (
                 isinstance(error, _NEVER_BEGUN) and entry.record.phase is Phase.REQUESTED
             )
@@ -157,8 +161,13 @@ class Creation:
                 await self._book.remove(child, fault)
 
     async def _make(self, entry: Entry, request: Create) -> None:
-        """The node makes it; it gets the policy first if it lacks that."""
-        await self._telling.ensure(request.policy)
+        """The node makes it; it gets the policy first if it lacks that, which may be in the row's own transaction.
+
+        The node is told while the row is committed. What a control that dies between has the node make is of no row, and so is deleted.
+        """
+        if self._telling.lacks(request.policy):
+            await entry.committed()
+            await self._telling.ensure(request.policy)
         try:
             async for level in self._link.create(request):
                 self._heed(level)
@@ -195,6 +204,7 @@ class Creation:
             raise Conflict(USED, hint=USED_HINT)
         entry = self._book.live.get(earlier.sandbox)
         if entry is not None and not entry.record.ended:
+            await entry.committed()
             return await self.running(entry) if wait else entry.record.info()
         try:
             return (await self._book.find(tenant, earlier.sandbox)).info()

@@ -23,6 +23,7 @@ class Entry:
         self.record = record
         self.repeat = repeat
         self.creating = False
+        self.kept: asyncio.Future[Any] | None = None  # a new one's row, on its way to the store
         self.ran = record.phase not in (Phase.REQUESTED, Phase.PREPARING)
         self.ran_first = False  # its first command was counted, or nobody will know how long it took
         self.fault: SpaceError | None = None
@@ -51,6 +52,16 @@ class Entry:
         self.expiry: Timer | None = None
         self.expiry_us: int | None = None  # what that timer is set to
         self._moved = asyncio.Event()
+
+    async def committed(self) -> None:
+        """Its row is in the store; the store's fault where it cannot be. Nobody is told of a sandbox before."""
+        if self.kept is not None:
+            await asyncio.shield(self.kept)
+
+    @property
+    def unkept(self) -> bool:
+        """The store did not take its row, so it is given up."""
+        return self.kept is not None and self.kept.done() and not self.kept.cancelled() and self.kept.exception() is not None
 
     def move(self, record: Record) -> None:
         """The next revision; everybody who waits looks again."""

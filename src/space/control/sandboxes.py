@@ -1,6 +1,6 @@
 """The sandboxes: what tenants asked for, what the node says, and the steps that bring the two together.
 
-    create: row (committed) -> node.create -> running, or failed(reason)
+    create: row, and beside its commit node.create -> running, or failed(reason); nobody is told before the commit
     delete: desired = gone (on the disk) -> node.delete -> gone;   also by its time to live or its idle rule (`expiry`)
     node up: every row is compared with the node's list (`decide`); what is wanted and absent failed, what is there and unwanted is deleted
 
@@ -181,10 +181,11 @@ class Sandboxes:
         )
         used = None if repeat is None else Repeat(tenant, repeat[0], repeat[1], record.id, now)
         keep, also = self.policies.keep(chosen), beside(record.id)
-        entry = await self._book.add(record, used, lambda connection: (keep(connection), also(connection)))
+        entry = self._book.add(record, used, lambda connection: (keep(connection), also(connection)))
         entry.grants = list(grants)
         self.policies.begun(entry, chosen)
         self._book.spawn(self._creation.drive(entry, keep_refused=not wait), f"create {record.id}")
+        await entry.committed()
         return await self._creation.running(entry) if wait else entry.record.info()
 
     async def fork(self, tenant: str, sandbox: str, asked: ForkRequest, repeat: tuple[str, bytes] | None = None) -> list[SandboxInfo]:

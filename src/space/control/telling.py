@@ -83,6 +83,10 @@ class Telling:
             lambda record: record.ended or record.policy_state != "pending" or record.phase in _LATER or not self._link.is_up, seconds
         )
 
+    def lacks(self, digest: str) -> bool:
+        """Whether the node is to be given that document before it can be named."""
+        return bool(digest) and digest not in self._there
+
     async def ensure(self, digest: str, *, again: bool = False) -> None:
         """The node has that document. again: it says that it has not."""
         if again:

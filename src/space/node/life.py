@@ -157,15 +157,29 @@ class Life:
             self._undo.push_async_callback(self.guest.aclose)
         binding = self.bind(ahead.edge)
         self._undo.push_async_callback(self._end_egress)
-        async with self._owner.stage(Stage.EGRESS):
-            await binding.begin()  # before anything of the guest runs
+        # What the template left running may send something before the policy holds: until then that waits in the slot's listeners, which
+        # nobody reads. Before anything of a caller's runs, all is there.
+        async with steps.beside(binding.begin(), f"{record.sandbox}: egress") as bound:
+            fault = await self._claim(ahead)
+            async with self._owner.stage(Stage.EGRESS):
+                await bound
         self.has_place = True
-        async with self._owner.stage(Stage.RESUME):
-            await ahead.machine.resume()
-            ahead.guest.release()
-        self._owner.connected(ahead.guest)
-        async with self._owner.stage(Stage.CLAIM):
-            await self.while_alive(ahead.guest.claim(record.env, hostname=record.sandbox))
+        if fault is not None:
+            raise fault
+
+    async def _claim(self, ahead: Ahead) -> SpaceError | None:
+        """It runs and is this sandbox's; or why not."""
+        record = self._owner.record
+        try:
+            async with self._owner.stage(Stage.RESUME):
+                await ahead.machine.resume()
+                ahead.guest.release()
+            self._owner.connected(ahead.guest)
+            async with self._owner.stage(Stage.CLAIM):
+                await self.while_alive(ahead.guest.claim(record.env, hostname=record.sandbox))
+        except SpaceError as error:
+            return error
+        return None
 
     async def _spawn(self, origin: Origin) -> None:
         vmm = self._around.vmm

@@ -67,6 +67,8 @@ RELEASE_PAUSE_LAST = 2.0
 KVM_PROBE = 5.0
 # Slots that are kept ready while there are sandboxes: for two creates at once, on top of what a machine of two cores boots at a time.
 READY_SLOTS = 2
+# Making one takes a tenth of a second of a processor, which the first command of the sandbox that took the last one needs more.
+READY_QUIET = 0.5
 # After the last sandbox they stay a moment, for those who make one after the other; an idle machine then keeps nothing.
 READY_LINGER = 2.0
 

@@ -3,8 +3,8 @@
 A number is a namespace and a uid, so it stays taken while a disk of that uid is there. Making a namespace with its ruleset takes rootd
 20 to 140 ms, so a node that has sandboxes keeps some ready, with the descriptors of their edge. A used slot never comes back: it is
 destroyed after its VMM's confirmed death and its worker's, and another is made. A ready slot has no row in the ledger: a node that finds a
-slot of nobody after a crash frees it. They are made when a sandbox has come up, not on the way of one that is coming, and are gone
-`limits.READY_LINGER` after the last sandbox.
+slot of nobody after a crash frees it. They are made when a sandbox has come up, not on the way of one that is coming, and while one is
+left not before its first command had its time; they are gone `limits.READY_LINGER` after the last sandbox.
 """
 
 from __future__ import annotations
@@ -57,10 +57,12 @@ class Slots:
         self._filling: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None
         self._rest: asyncio.TimerHandle | None = None
+        self._soon: asyncio.TimerHandle | None = None
 
     def take(self, sandbox: str, generation: int, tenant: str) -> Taken:
         """A slot, held in the ledger; NoCapacity when there is none."""
         self._stay()
+        self._not_yet()
         slot, edge = self._ready[-1] if self._ready else (self._free(), None)
         self._ledger.hold(Holding(Kind.SLOT, str(slot), sandbox, generation, tenant))
         if edge is not None:
@@ -73,14 +75,28 @@ class Slots:
         return await Edge.make(self._rootd, slot, self.synthetic, literal=literal)
 
     def refill(self) -> None:
-        """Make what is missing, in the background."""
+        """Make what is missing, in the background: at once where nothing is ready, else when nobody asked for a slot for a moment."""
         self._stay()
+        self._not_yet()
+        if self._ready:
+            self._soon = asyncio.get_running_loop().call_later(limits.READY_QUIET, self._begin_fill)
+        else:
+            self._begin_fill()
+
+    def _begin_fill(self) -> None:
+        self._soon = None
         if len(self._ready) < self._wanted and (self._filling is None or self._filling.done()):
             self._filling = asyncio.create_task(self._fill(), name="slots made ahead")
+
+    def _not_yet(self) -> None:
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
 
     def rest(self) -> None:
         """There is no sandbox: let go of what is ready, unless one comes soon."""
         self._stay()
+        self._not_yet()
         if self._ahead or (self._filling is not None and not self._filling.done()):
             self._rest = asyncio.get_running_loop().call_later(limits.READY_LINGER, self._begin_drain)
 
@@ -123,6 +139,7 @@ class Slots:
 
     def _begin_drain(self) -> None:
         self._rest = None
+        self._not_yet()
         if self._draining is None or self._draining.done():
             self._draining = asyncio.create_task(self._drain(), name="slots let go")
 
