@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from space.config.manifest import TemplateManifest, load, salvage
@@ -113,4 +114,8 @@ class Store:
 
 def _loaded(directory: Path) -> TemplateManifest:
     with (directory / "manifest.json").open("rb") as file:
-        return load(file.read(_MOST), directory.name)
+        return _read(file.read(_MOST), directory.name)
+
+
+# The same bytes say the same; each create looks, for what lies there may have gone.
+_read = lru_cache(maxsize=64)(load)

@@ -191,9 +191,9 @@ class Guest:
             )
         return await (await self._peer()).open("exec", payload, hold=True)
 
-    async def open_warm_up(self, argv: list[bytes]) -> Stream:
+    async def open_warm_up(self, argv: list[bytes], user: str | None) -> Stream:
         """The stream of a command that nobody keeps, in a guest that was imprinted and is nobody's yet."""
-        request = wire.Exec(argv=argv, cwd=b"/", env=[], user="root", timeout_ms=10_000, stdin=False, pty=None, keep=None)
+        request = wire.Exec(argv=argv, cwd=b"/", env=[], user=user, timeout_ms=10_000, stdin=False, pty=None, keep=None)
         return await (await self._peer()).open("exec", request, finish=True)
 
     async def open_attach(self, process: str, stdout: int, stderr: int) -> Stream:

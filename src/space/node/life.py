@@ -171,15 +171,20 @@ class Life:
         """It runs and is this sandbox's; or why not."""
         record = self._owner.record
         try:
-            async with self._owner.stage(Stage.RESUME):
-                await ahead.machine.resume()
-                ahead.guest.release()
             self._owner.connected(ahead.guest)
-            async with self._owner.stage(Stage.CLAIM):
-                await self.while_alive(ahead.guest.claim(record.env, hostname=record.sandbox))
+            # The claim lies in its channel when its processors begin, or nearly.
+            async with steps.beside(self._claimed(ahead.guest, record), f"{record.sandbox}: claim") as claimed:
+                async with self._owner.stage(Stage.RESUME):
+                    await ahead.machine.resume()
+                    ahead.guest.release()
+                async with self._owner.stage(Stage.CLAIM):
+                    await claimed
         except SpaceError as error:
             return error
         return None
+
+    async def _claimed(self, guest: Guest, record: Record) -> None:
+        await self.while_alive(guest.claim(record.env, hostname=record.sandbox))
 
     async def _spawn(self, origin: Origin) -> None:
         vmm = self._around.vmm

@@ -25,10 +25,11 @@ from space.node.guest import Guest
 from space.node.ledger import Baked, Size
 from space.node.life import Ahead
 from space.node.surroundings import Surroundings
-from space.node.vmm.seam import MachinePlan
+from space.node.vmm.seam import Machine, MachinePlan
 
 log = logging.getLogger(__name__)
 TENANT = "-pool"
+_REHEARSALS = 3
 
 
 class Pool:
@@ -155,10 +156,9 @@ class Pool:
                 guest = await Guest.open(*await machine.connect(), op, reconnect=True)
                 undo.push_async_callback(guest.aclose)
                 await guest.imprint(name)
-                await _first_command(guest, name)
-                await guest.claim({}, hostname=name)  # for the translator: who takes it claims it again
-                guest.hold()
-                await machine.pause()
+                for user in ("root", None, None):
+                    await _first_command(guest, user)
+                await _rehearse(machine, guest, name)
             undo.pop_all()
         return Ahead(name, slot, edge, machine, guest)
 
@@ -186,10 +186,25 @@ class Pool:
         task.add_done_callback(self._tasks.discard)
 
 
-async def _first_command(guest: Guest, name: str) -> None:
+async def _rehearse(machine: Machine, guest: Guest, name: str) -> None:
+    """For the translator of an emulated guest: who takes it has it resume and claims it just so, and the first times take longest.
+
+    It stands still when this returns.
+    """
+    for number in range(_REHEARSALS):
+        guest.hold()
+        await machine.pause()
+        await machine.resume()
+        guest.release()
+        await guest.claim({}, hostname=f"{name}-{number}")
+    guest.hold()
+    await machine.pause()
+
+
+async def _first_command(guest: Guest, user: str | None) -> None:
     """What a command needs of the guest's disk and of the translator is there then."""
-    with suppress(SpaceError):  # it may have no shell
-        stream = await guest.open_warm_up([b"/bin/sh", b"-c", b":"])
+    with suppress(SpaceError):  # it may have no shell, or no such account
+        stream = await guest.open_warm_up([b"/bin/sh", b"-c", b":"], user)
         async with stream:
             async for _ in stream:
                 pass

@@ -122,6 +122,11 @@ async def test_a_create_in_hand_is_adopted_after_a_kill(world: World) -> None:
         headers = {"Idempotency-Key": "k"}
         asked = asyncio.create_task(ask(world.client, "POST", "/v1/sandboxes", json={}, headers=headers))
         await until(lambda: world.node.created == 1)
+
+        async def is_stored() -> bool:  # the row is committed while the node begins
+            return len(await everything(world.client)) == 1
+
+        await until(is_stored)
         await control.kill()
         assert await asked is None
         [(sandbox, there)] = world.node.sandboxes.items()

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from space.control import limits
+from space.control import limits, records
 from space.control.records import Record
 from space.control.wire_processes import ProcessRequest, check_process
-from space.model.errors import InvalidArgument, NoCapacity
+from space.model.errors import InvalidArgument, NoCapacity, Unavailable
 from space.node.guest import environment_fits
 from space.testing.simcontrol import World, controlled, dialogue, until
 
@@ -397,6 +397,31 @@ async def test_what_takes_power_away_is_on_the_disk_before_the_answer_and_a_crea
     key = (await world.client.post("/v1/keys", json={"tenant": "acme"})).json()
     await world.client.delete(f"/v1/keys/{key['id']}")
     assert durable == [True, True]
+
+
+@dialogue()
+async def test_a_sandbox_whose_row_is_not_stored_is_refused_and_what_the_node_made_of_it_goes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def refuse(connection: object, record: Record, repeat: object) -> None:
+        asyncio.run_coroutine_threadsafe(asyncio.wait_for(made.wait(), 10), loop).result()
+        raise Unavailable("the state store could not be read or written")
+
+    monkeypatch.setattr(records, "add", refuse)
+    asked = asyncio.create_task(world.client.post("/v1/sandboxes", json={}, headers={"Idempotency-Key": "k"}))
+    await until(lambda: any(one.phase == "running" for one in world.node.sandboxes.values()))
+    [sandbox] = world.node.sandboxes
+    assert not asked.done()  # it runs, and nobody is told before its row is committed
+    made.set()
+    assert (await asked).status_code == 503
+    await until(lambda: world.node.deleted == [sandbox])
+    assert (await world.client.get("/v1/sandboxes")).json()["sandboxes"] == []
+    monkeypatch.undo()
+    again = await world.client.post("/v1/sandboxes", json={}, headers={"Idempotency-Key": "k"})
+    assert (again.status_code, again.json()["id"] == sandbox) == (201, False)
 
 
 @dialogue()

@@ -225,6 +225,20 @@ async def test_a_clone_ahead_that_has_died_is_not_missed(tmp_path: Path) -> None
         assert (await last(session, "create", spec())).phase == "running"
 
 
+async def test_a_clone_ahead_is_a_sandbox_only_once_its_egress_is_bound_however_soon_its_guest_is_claimed(tmp_path: Path) -> None:
+    async with node(tmp_path, warm=4) as (sim, session):
+        await _with_one_ahead(sim, session)
+        asked = spec()
+        [ahead] = set(sim.host.sandboxes) - {one.sandbox for one in await listed(session)}
+        with sim.services.gone("audit"):
+            making = asyncio.create_task(last(session, "create", asked))
+            await until(lambda: (told := guest_of(sim, ahead).configured) is not None and told.hostname == asked.sandbox)
+            assert not making.done()
+        state = await making
+        assert (state.phase, state.start) == ("running", "pool")
+        assert sim.services.whole(asked.sandbox)
+
+
 async def test_clones_ahead_give_way_to_a_sandbox(tmp_path: Path) -> None:
     room = Capacity(memory_mib=2 * (512 + VMM_OVERHEAD_MIB) + 64, sandboxes=10, boots=10, queue=10)
     async with node(tmp_path, warm=4, capacity=room) as (sim, session):
