@@ -1,4 +1,8 @@
-"""`space bench [SECTION...] [--quick] [--json] [--samples FILE]`: measure as root, on private servers; a table, or one object."""
+"""`space bench [SECTION...] [--quick] [--json] [--samples FILE] [--against FILE]`: measure as root, on private servers.
+
+It prints a table, or one object. The raw samples go into a file, and beside it a plot of each section; `--against` an earlier file of
+samples says what got slower.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from space.bench import against, plot
 from space.bench.figures import Section
 from space.bench.stack import Stack, environment, stack
 from space.config.instance import DATA_ROOT
@@ -43,12 +48,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(known)} (default: all)")
     parser.add_argument("--json", action="store_true", help="print one object: {section: {figure: {value, unit, baseline}}}")
     parser.add_argument("--samples", type=Path, metavar="FILE", help="where the raw samples go (default: below the data directory)")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="samples of an earlier run: say what got slower beyond noise")
     parser.add_argument("--quick", action="store_true", help="a tenth of the samples, where a section has many")
     options = parser.parse_args(argv)
     if unknown := sorted(set(options.sections) - set(known)):
         parser.error(f"no such section: {', '.join(unknown)} (there are {', '.join(known)})")
     if os.geteuid() != 0:
         raise PermissionDenied(f"space bench wants root, not uid {os.geteuid()}", hint="it starts a server and guests of its own")
+    earlier = None if options.against is None else against.load(options.against)  # a wrong file is told before hours of measuring
     results: dict[str, Section] = {}
     surroundings: dict[str, object] = {}
     for name, measure in known.items():
@@ -64,8 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     samples = {name: section.samples for name, section in results.items()}
     path.write_text(json.dumps({"environment": surroundings, "samples": samples}) + "\n")
-    print(f"samples: {path}", file=sys.stderr)
+    for name, series in samples.items():
+        path.with_name(f"{path.stem}-{name}.svg").write_text(plot.svg(name, series))
+    print(f"samples and plots: {path}", file=sys.stderr)
     print(_object(results) if options.json else _table(results, surroundings))
+    if earlier is not None:
+        print("\n".join(against.lines(earlier, samples)), file=sys.stderr if options.json else sys.stdout)
     return 0
 
 

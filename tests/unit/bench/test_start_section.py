@@ -29,7 +29,7 @@ def test_how_many_times_sooner_is_the_cold_ones_median_over_the_others() -> None
 
 
 def test_the_sections_have_the_names_that_are_asked_for() -> None:
-    assert {"start", "exec", "files", "gateway", "lives", "density", "scale"} <= main.sections().keys()
+    assert {"start", "exec", "files", "gateway", "lives", "density", "scale", "control", "reconnect", "broker"} <= main.sections().keys()
 
 
 def test_processor_time_is_counted_finer_than_a_tick_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
