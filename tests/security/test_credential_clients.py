@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.security import motobucket
 from tests.security.walled import Walled
 
 import space
@@ -16,9 +17,9 @@ from space.testing import clienttools, townshops
 from space.testing.egresstown import Town
 from space.testing.signedbucket import SignedBucket
 
-BUCKET, API = "s3.example.com", "node-api.example.com"
+BUCKET, MOTO_HOST, API = "s3.example.com", "moto.example.com", "node-api.example.com"
 KEY = ("AKIDOFTHEBROKER", f"canary-{secrets.token_hex(16)}")
-_SDK = ("botocore", "jmespath", "python-dateutil", "six", "urllib3")
+_SDK = ("boto3", "s3transfer", "botocore", "jmespath", "python-dateutil", "six", "urllib3")
 _DATA = ("s3", "endpoints.json", "partitions.json", "sdk-default-configuration.json", "_retry.json")
 PROGRAM = """
 import sys; sys.path.insert(0, "/opt/aws")
@@ -31,6 +32,55 @@ s3 = made.create_client("s3", "eu-test-1", endpoint_url="https://s3.example.com"
 words = os.urandom(300_000)
 s3.put_object(Bucket="bucket", Key="a b/words", Body=words)
 print(s3.get_object(Bucket="bucket", Key="a b/words")["Body"].read() == words)
+"""
+
+
+MOTO = """
+import sys; sys.path.insert(0, "/opt/aws")
+import io, os, urllib.request, urllib.error, boto3
+from boto3.s3.transfer import TransferConfig
+from botocore.config import Config
+from botocore.exceptions import ClientError
+config = Config(s3={"addressing_style": "path"}, retries={"max_attempts": 1}, signature_version="s3v4")
+of = dict(region_name="eu-west-1", endpoint_url="https://moto.example.com", config=config, verify=os.environ["SSL_CERT_FILE"])
+of |= dict(aws_access_key_id="GUEST", aws_secret_access_key="nothing")
+s3 = boto3.client("s3", **of)
+def code(call, **words):
+    try:
+        call(**words)
+    except ClientError as error:
+        return error.response["Error"]["Code"]
+    return "none"
+if sys.argv[1] == "without":
+    print(code(s3.list_objects_v2, Bucket="data"))
+    sys.exit()
+whole = os.urandom(5 << 20) + b"and more"
+parts = TransferConfig(multipart_threshold=5 << 20, multipart_chunksize=5 << 20)
+s3.upload_fileobj(io.BytesIO(whole), "data", "in parts/bin", Config=parts)
+out = io.BytesIO()
+s3.download_fileobj("data", "in parts/bin", out, Config=TransferConfig(max_concurrency=1))
+assert out.getvalue() == whole, len(out.getvalue())
+for number in range(5):
+    s3.put_object(Bucket="data", Key=f"page/{number}?&= {number}", Body=b"%d" % number, Metadata={"number": str(number)})
+pages = list(s3.get_paginator("list_objects_v2").paginate(Bucket="data", Prefix="page/", PaginationConfig={"PageSize": 2}))
+keys = [one["Key"] for page in pages for one in page["Contents"]]
+assert keys == [f"page/{number}?&= {number}" for number in range(5)], keys
+assert s3.head_object(Bucket="data", Key=keys[3])["Metadata"] == {"number": "3"}
+s3.copy_object(Bucket="data", Key="copy", CopySource={"Bucket": "data", "Key": keys[2]})
+assert boto3.resource("s3", **of).Object("data", "copy").get()["Body"].read() == b"2"
+s3.put_object_tagging(Bucket="data", Key="copy", Tagging={"TagSet": [{"Key": "a", "Value": "b"}]})
+assert s3.get_object_tagging(Bucket="data", Key="copy")["TagSet"] == [{"Key": "a", "Value": "b"}]
+gone = s3.delete_objects(Bucket="data", Delete={"Objects": [{"Key": key} for key in keys]})["Deleted"]
+assert len(gone) == 5, gone
+assert code(s3.get_object, Bucket="data", Key=keys[0]) == "NoSuchKey"
+try:
+    urllib.request.urlopen(s3.generate_presigned_url("get_object", Params={"Bucket": "data", "Key": "copy"}))
+except urllib.error.HTTPError as error:
+    assert error.code == 400, error.code
+else:
+    assert False, "a presigned query says what only its own key can sign"
+assert code(s3.list_buckets) != "none", "beyond what the grant names"
+print("all of it")
 """
 
 
@@ -70,6 +120,34 @@ def test_an_aws_sdk_stores_and_reads_with_a_key_that_it_does_not_have(guest: Wal
         assert list(bucket.objects) == ["/bucket/a%20b/words"]
     finally:
         client.delete_grant("bucket")
+        client.delete_secret("aws")
+
+
+@pytest.mark.timeout(400)
+def test_boto3_works_with_a_whole_s3_by_a_key_that_it_does_not_have(guest: Walled, place: Town, client: space.Client, sdk: Path) -> None:
+    """Parts, pages, copies, tags, many at once, escaped keys: each request is signed outside, and checked before moto has it."""
+    guest.allow({"host": MOTO_HOST})
+    guest.sandbox.upload(sdk, "/opt/aws", user="root")
+    guest.sandbox.files.write("/opt/moto.py", MOTO, user="root")
+    client.put_secret("aws", {"secret_access_key": Secret(KEY[1].encode())}, kind="aws", public={"access_key_id": KEY[0]})
+    slot = {"kind": "sigv4", "service": "s3", "region": "eu-west-1"}
+    client.put_grant("data", {"secret": "aws", "where": {"host": MOTO_HOST, "paths": ["/data", "/data/**"]}, "slot": slot})
+    try:
+        with motobucket.moto("data") as there:
+            bucket = motobucket.MotoBucket(KEY, there)
+            place.serve(MOTO_HOST, bucket)
+            assert guest.sh("python3 /opt/moto.py without")[1].strip() == "SignatureDoesNotMatch", "its own key is worth nothing"
+            guest.sandbox.attach_grant("data")
+            bucket.wrong.clear()
+            status, said = guest.sh("python3 /opt/moto.py with", seconds=300)
+            assert (status, said.strip()) == (0, "all of it"), (said, bucket.wrong)
+            assert bucket.signed >= 18, bucket.done
+            assert [one.partition("/?")[0].partition(" /: ")[0] for one in bucket.wrong] == ["GET"], (
+                "all buckets, which is not the grant's to list"
+            )
+            assert not any(KEY[1] in head.decode("latin-1") for head in bucket.heads)
+    finally:
+        client.delete_grant("data")
         client.delete_secret("aws")
 
 

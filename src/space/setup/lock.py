@@ -23,7 +23,12 @@ DEVELOPMENT = (
     "import-linter",
     "hatchling",
     "schemathesis",
+    "boto3",
     "botocore",
+    "moto",  # with the three that its server imports, without what its other services want
+    "flask",
+    "flask-cors",
+    "py-partiql-parser",
 )
 
 

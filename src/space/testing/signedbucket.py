@@ -29,7 +29,7 @@ class SignedBucket(Site):
         """Of an object: kept, given, or refused."""
         lines = head.decode("latin-1").split("\r\n")[1:]
         fields = {name.lower(): " ".join(value.split()) for name, _, value in (line.partition(":") for line in lines if line)}
-        wrong = self._wrong(method, target, fields, body)
+        wrong = self.wrong_with(method, target, fields, body)
         if wrong:
             self.wrong.append(wrong)
             return "403 Forbidden", "application/xml", b"<Error><Code>SignatureDoesNotMatch</Code></Error>"
@@ -42,7 +42,8 @@ class SignedBucket(Site):
             return "404 Not Found", "application/xml", b"<Error><Code>NoSuchKey</Code></Error>"
         return "200 OK", "application/octet-stream", self.objects[path]
 
-    def _wrong(self, method: str, target: str, fields: dict[str, str], body: bytes) -> str:
+    def wrong_with(self, method: str, target: str, fields: dict[str, str], body: bytes) -> str:
+        """Why a request is refused, or nothing. fields: by their names in lower case."""
         found = _AUTHORIZATION.match(fields.get("authorization", ""))
         if found is None:
             return "not signed"

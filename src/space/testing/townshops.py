@@ -35,7 +35,7 @@ class Site(Upstream):
         while True:
             head = await self.head(reader)
             method, target, _ = head.split(b"\r\n")[0].decode().split(" ")
-            status, kind, body = await self.reply(method, target, head, await _body(reader, head))
+            status, kind, body = await self.reply(method, target, head, await body_of(reader, head))
             fields = f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
             writer.write(f"HTTP/1.1 {status}\r\n{fields}\r\n".encode() + (b"" if method == "HEAD" else body))
             await writer.drain()
@@ -76,7 +76,8 @@ class GitSite(Site):
         return subprocess.run(["git", *words], input=data, capture_output=True, check=False).stdout
 
 
-async def _body(reader: asyncio.StreamReader, head: bytes) -> bytes:
+async def body_of(reader: asyncio.StreamReader, head: bytes) -> bytes:
+    """All of a request's body."""
     lower = head.lower()
     if b"transfer-encoding: chunked" in lower:
         pieces = []
