@@ -24,8 +24,8 @@ def raw(data: bytes, level: int = 6) -> bytes:
 
 PACKERS: dict[str, tuple[bytes, Callable[[bytes], bytes]]] = {
     "gzip": (b"gzip", gzip.compress),
-    "stored": (b"x-gzip", lambda data: gzip.compress(data, 0)),
-    "members": (b"gzip", lambda data: b"".join(gzip.compress(data[at : at + 5]) for at in range(0, len(data), 5))),
+    "stored": (b"x-gzip", lambda data: gzip.compress(data, 0, mtime=0)),
+    "members": (b"gzip", lambda data: b"".join(gzip.compress(data[at : at + 5], mtime=0) for at in range(0, len(data), 5))),
     "deflate": (b"Deflate", zlib.compress),
     "raw": (b"deflate", raw),
     "raw stored": (b"deflate", lambda data: raw(data, 0)),
@@ -95,7 +95,7 @@ def test_what_says_identity_or_nothing_is_searched_as_it_is() -> None:
         assert wire.receive(SECRET, ended=True) == b"*" * len(SECRET)
 
 
-@pytest.mark.parametrize("data", [SECRET, b"\x1f\x8b" + SECRET * 3, gzip.compress(b"a") + SECRET, gzip.compress(b"a") + bytes(20)])
+@pytest.mark.parametrize("data", [SECRET, b"\x1f\x8b" + SECRET * 3, gzip.compress(b"a", mtime=0) + SECRET, gzip.compress(b"a") + bytes(20)])
 def test_what_is_not_packed_as_it_says_goes_nowhere(data: bytes) -> None:
     with pytest.raises(Unsearchable):
         searching(SOUGHT, [(b"content-encoding", b"gzip")]).receive(data)
@@ -104,11 +104,11 @@ def test_what_is_not_packed_as_it_says_goes_nowhere(data: bytes) -> None:
 
 
 def test_what_unpacks_to_far_more_than_it_is_is_cut_early() -> None:
-    bomb = gzip.compress(bytes(1 << 28), 9)
+    bomb = gzip.compress(bytes(1 << 28), 9, mtime=0)
     wire = searching(SOUGHT, [(b"content-encoding", b"gzip")])
     with pytest.raises(Unsearchable, match="200 times"):
         wire.receive(bomb[:65_536])
-    text = gzip.compress(b"{'id': 1, 'name': 'somebody'}, " * 200_000, 9)
+    text = gzip.compress(b"{'id': 1, 'name': 'somebody'}, " * 200_000, 9, mtime=0)
     assert through(searching(SOUGHT, [(b"content-encoding", b"gzip")]), text, 16_384) == text
 
 
