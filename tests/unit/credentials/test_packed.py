@@ -95,7 +95,9 @@ def test_what_says_identity_or_nothing_is_searched_as_it_is() -> None:
         assert wire.receive(SECRET, ended=True) == b"*" * len(SECRET)
 
 
-@pytest.mark.parametrize("data", [SECRET, b"\x1f\x8b" + SECRET * 3, gzip.compress(b"a", mtime=0) + SECRET, gzip.compress(b"a") + bytes(20)])
+@pytest.mark.parametrize(
+    "data", [SECRET, b"\x1f\x8b" + SECRET * 3, gzip.compress(b"a", mtime=0) + SECRET, gzip.compress(b"a", mtime=0) + bytes(20)]
+)
 def test_what_is_not_packed_as_it_says_goes_nowhere(data: bytes) -> None:
     with pytest.raises(Unsearchable):
         searching(SOUGHT, [(b"content-encoding", b"gzip")]).receive(data)
