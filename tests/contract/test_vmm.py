@@ -22,6 +22,7 @@ from space.model.errors import Conflict, NotFound, SandboxDied, SpaceError
 from space.model.ids import new_sandbox_id, new_snapshot_id
 from space.model.rootd import CreateSandbox, SandboxOp
 from space.node.egress import Egress
+from space.node.guest import greeted
 from space.node.ledger import Ledger
 from space.node.ops import Rootd
 from space.node.policies import Policies
@@ -133,9 +134,8 @@ class Subject:
 
 
 async def hello(machine: Machine, *, reconnect: bool = False, life: int = 1) -> Session:
-    control, bulk = await machine.connect()
     async with asyncio.timeout(BOOT):
-        return await Session.open_guest(control, bulk, life, reconnect=reconnect)
+        return await greeted(machine, functools.partial(Session.open_guest, generation=life, reconnect=reconnect))
 
 
 async def configure(session: Session, plan: MachinePlan) -> guest.Configured:

@@ -16,7 +16,7 @@ from space.lab.machine import Level1, restored
 from space.model.errors import SpaceError
 from space.setup import storage
 
-_TESTS = ("tests/contract/test_vmm.py",)
+_TESTS = ("tests/contract/test_vmm.py", "tests/lab")
 
 
 def main() -> int:

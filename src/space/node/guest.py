@@ -14,8 +14,9 @@ import os
 import secrets
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 import msgspec
 
@@ -34,12 +35,14 @@ from space.model.errors import (
 from space.model.rootd import SandboxOp
 from space.model.sandbox import MAX_ARGUMENTS as _MOST_REQUEST
 from space.node import limits
-from space.node.vmm.seam import Pipe
+from space.node.vmm.seam import Machine, Pipe
 from space.rpc import node_api as api
 from space.rpc.session import Parted, Session, Stream
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 _ENTROPY = 64
+_AGAIN = 0.05  # seconds: a guest that hangs up all the time costs the node little
 _EMPTY = wire.Empty()
 _UNFOLLOWED = "the session with the guest ended with a snapshot, and no other followed"
 _ON_BULK = frozenset({"file_list", "file_read", "file_write", "connect", "entry_list", "entry_write"})
@@ -92,11 +95,9 @@ class Guest:
         self._session.part("the call was cut off by a snapshot of its sandbox")
 
     async def take_up(self, control: Pipe, bulk: Pipe) -> None:
-        """Another session with the same guest, over these. Where that fails, this one is at its end."""
-        try:
-            self._session = await Session.open_guest(control, bulk, self._life, reconnect=True)
-        finally:
-            self._whole.set()
+        """Another session with the same guest, over these."""
+        self._session = await Session.open_guest(control, bulk, self._life, reconnect=True)
+        self._whole.set()
 
     def hold(self) -> None:
         """The guest is going to be stopped: its silence means nothing."""
@@ -242,6 +243,21 @@ class Guest:
                 return await (await self._peer()).call(verb, request)
         except TimeoutError:
             raise DeadlineExceeded(f"the guest did not answer {verb} within {limits.ANSWER:.0f} s") from None
+
+
+async def greeted(machine: Machine, greet: Callable[[Pipe, Pipe], Awaitable[T]]) -> T:
+    """What `greet` makes of fresh pipes. Bound it.
+
+    After a snapshot a guest's kernel that is slow may end pipes that it had let in (`Machine.ends_pipes`): then others are greeted.
+    """
+    while True:
+        pipes = await machine.connect()
+        try:
+            return await greet(*pipes)
+        except SandboxDied as error:
+            if not machine.ends_pipes or isinstance(error.__cause__, ProtocolError):
+                raise
+            await asyncio.sleep(_AGAIN)
 
 
 def environment(env: Mapping[str, str]) -> list[wire.Pair]:

@@ -9,6 +9,7 @@ task owns it; this decides nothing.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -21,7 +22,7 @@ from space.node import limits, steps
 from space.node.binding import Binding
 from space.node.edge import Edge
 from space.node.egress import Told
-from space.node.guest import Guest
+from space.node.guest import Guest, greeted
 from space.node.ledger import Holding, Kind, Record, host_name
 from space.node.shield import ended
 from space.node.stages import DEADLINES, Stage
@@ -279,8 +280,7 @@ class Life:
     async def open_channel(self, *, reconnect: bool) -> None:
         """A session with the guest."""
         assert self.machine is not None, "the VMM comes before the channel"
-        control, bulk = await self.machine.connect()
-        self.guest = await Guest.open(control, bulk, self.op, reconnect=reconnect)
+        self.guest = await greeted(self.machine, functools.partial(Guest.open, op=self.op, reconnect=reconnect))
         self._undo.push_async_callback(self.guest.aclose)
         self._owner.connected(self.guest)
 
@@ -328,7 +328,7 @@ class Life:
 
     async def _take_up(self) -> None:
         assert self.machine is not None, "it runs"
-        await self._guest().take_up(*await self.machine.connect())
+        await greeted(self.machine, self._guest().take_up)
 
     async def configured(self, seconds: float) -> bool:
         """Whether the guest took clock, name and environment in that time."""

@@ -10,6 +10,7 @@ leaves them to the next one, which finds them as nobody's and undoes them.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -21,7 +22,7 @@ from space.model.errors import SpaceError
 from space.model.ids import new_sandbox_id
 from space.model.rootd import CreateSandbox, SandboxOp
 from space.node import limits
-from space.node.guest import Guest
+from space.node.guest import Guest, greeted
 from space.node.ledger import Baked, Size
 from space.node.life import Ahead
 from space.node.surroundings import Surroundings
@@ -153,7 +154,7 @@ class Pool:
             undo.push_async_callback(machine.aclose)
             async with asyncio.timeout(limits.RECONNECT):
                 await machine.resume()
-                guest = await Guest.open(*await machine.connect(), op, reconnect=True)
+                guest = await greeted(machine, functools.partial(Guest.open, op=op, reconnect=True))
                 undo.push_async_callback(guest.aclose)
                 await guest.imprint(name)
                 for user in ("root", None, None):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -132,6 +133,29 @@ async def test_one_that_stood_still_for_its_snapshot_goes_on_when_it_is_resumed(
         await one.session.call("resume", api.Target(one.sandbox))
         await one.input(process, b" after", api.Eof())
         assert bytes((await one.output(process)).lanes[0]) == b"before after"
+
+
+async def test_a_guest_that_hangs_up_on_the_first_pipes_after_its_snapshot_is_greeted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with lab(tmp_path) as one:
+        process = await one.start("cat", stdin=True)
+        serve, hung_up = one.guest.serve, 0
+
+        async def serve_later(*pipes: socket.socket) -> None:
+            nonlocal hung_up
+            if hung_up < 3:
+                hung_up += 1
+                for pipe in pipes:
+                    pipe.close()
+            else:
+                await serve(*pipes)
+
+        monkeypatch.setattr(one.guest, "serve", serve_later)
+        await checkpoint(one)
+        assert hung_up == 3
+        await one.input(process, b"after", api.Eof())
+        assert bytes((await one.output(process)).lanes[0]) == b"after"
 
 
 async def test_a_guest_that_is_silent_after_its_snapshot_has_failed_with_the_reason(

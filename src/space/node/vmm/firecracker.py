@@ -354,7 +354,7 @@ class FirecrackerVmm:
 
     def __init__(self, rootd: SnapshotRootd, instance: Instance) -> None:
         self._rootd = rootd
-        self._instance = instance
+        self.instance = instance
 
     async def boot(self, plan: MachinePlan) -> FirecrackerMachine:
         """Start it. After an exception or a cancellation nothing of it is left."""
@@ -384,7 +384,7 @@ class FirecrackerVmm:
     def knows(self, sandbox: str) -> bool:
         """Whether a VMM that runs for it is one of this driver's."""
         with suppress(FileNotFoundError, PermissionError):
-            return stat.S_ISFIFO((self._instance.vm_run(sandbox) / plan.SERIAL).lstat().st_mode)
+            return stat.S_ISFIFO((self.instance.vm_run(sandbox) / plan.SERIAL).lstat().st_mode)
         return False
 
     async def adopt(self, sandbox: str, generation: int) -> FirecrackerMachine | None:
@@ -405,7 +405,7 @@ class FirecrackerVmm:
         return machine
 
     def _machine(self, op: SandboxOp, descriptor: int) -> FirecrackerMachine:
-        directory = self._instance.vm_run(op.sandbox)
+        directory = self.instance.vm_run(op.sandbox)
         # the directory is the VMM's own, made by rootd in a directory of root's: its owner is the uid of the slot
         return FirecrackerMachine(self._rootd, op, Pidfd(descriptor), directory, directory.lstat().st_uid)
 

@@ -75,7 +75,9 @@ class Machine(Protocol):
     load_ms: float  # how long it took to load the state that it goes on from; 0.0 of one that was booted or found
 
     async def connect(self) -> tuple[Pipe, Pipe]:
-        """Fresh (control, bulk) pipes; the guest's daemon may not be there yet. Earlier pipes are dead after it."""
+        """Fresh (control, bulk) pipes; the guest's daemon may not be there yet. Earlier pipes are dead after it. Where snapshots end pipes
+        these may be ended once more by a guest that is slow to hear of it (`guest.greeted`).
+        """
 
     async def pause(self) -> None:
         """Stop the vCPUs; idempotent."""
