@@ -143,7 +143,7 @@ class Place:
         asked = self.town.zone.asked
         return Mark(len(self.sniffer.packets), len(self.seen), len(self.handshakes), len(asked), len(self.taken), len(self.host_taken))
 
-    def reached(self, since: Mark, policy: Policy, loot: bytes = b"") -> list[str]:
+    def reached(self, since: Mark, policy: Policy, token: str, loot: bytes = b"") -> list[str]:
         """What got through since then, in words; empty when nothing did. loot: everything that the guest was told."""
         found = [
             f"the wire had {packet}"
@@ -166,7 +166,7 @@ class Place:
         found += [
             f"the resolver was asked for {name} {kind} by {how}"
             for how, name, kind in asked
-            if policy == "blocked" or not self._is_known(name)
+            if policy == "blocked" or token in name or not self._is_known(name)
         ]
         for what, value in (("the host's secret", self.secret), ("the lent credential", self.credential)):
             if any(form in loot for form in (value.encode(), value.encode().hex().encode())):
@@ -321,7 +321,7 @@ def ground() -> Iterator[Place]:
             place.end()
 
 
-def settled(place: Place, seconds: float = 0.15) -> None:
+def settled(place: Place, seconds: float = 0.05) -> None:
     """Whatever is under way has arrived: nothing new came for that long."""
     last = (0, 0)
     while (now := (len(place.sniffer.packets), len(place.seen))) != last:

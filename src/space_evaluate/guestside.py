@@ -22,8 +22,7 @@ from space_evaluate.technique import Ground
 
 def main() -> None:
     """Until its input ends."""
-    for _ in inside.interface(), inside.trusting():  # what every attempt needs is there before the first
-        pass
+    inside.trusting()  # what every attempt needs is there before the first
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         told = json.loads(line)

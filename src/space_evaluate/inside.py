@@ -13,6 +13,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from space_evaluate.technique import Goal, Ground, Policy
@@ -227,8 +228,9 @@ def drained(sock: socket.socket, until: Callable[[bytes], bool] | None = None, m
     return got
 
 
+@lru_cache
 def trusting() -> ssl.SSLContext:
-    """As a client that verifies."""
+    """As a client that verifies: one a process, for to read the guest's authorities takes longer than a handshake."""
     return ssl.create_default_context()
 
 

@@ -24,6 +24,8 @@ from space_evaluate.outcome import Outcome
 from space_evaluate.technique import Policy
 
 HOME = "/root/evaluate"
+ENDED = "host:sandbox-ended"
+SILENT = "the guest did not answer"
 _GRACE = 20.0  # seconds beyond an attempt's own, in which a guest must say that it is over
 _PROOF = 4.0  # in which what stopped it must be written down
 
@@ -117,17 +119,27 @@ class Guest:
         heard, until = Heard(), time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             said = self._next(left)
-            if said is None:
+            if said is None:  # its output has ended
                 break
             if said.get("n") == number and heard.take(said):
                 break
         return heard
 
+    def ended(self) -> str:
+        """Why the host says that it has failed; "" while it has not, after some seconds."""
+        until = time.monotonic() + _GRACE
+        while time.monotonic() < until:
+            info = self.sandbox.info()
+            if info.phase == "failed":
+                return info.reason or "without a reason"
+            time.sleep(0.2)
+        return ""
+
     def control(self) -> str:
         """Whether what must work does; "" if so, else why not."""
         number = self.order(policy=self.policy, token=token())
         heard = self.hear(number, 90)
-        return "the guest did not answer" if heard.end is None else heard.end
+        return SILENT if heard.end is None else heard.end
 
 
 def token() -> str:
@@ -174,22 +186,24 @@ class Judge:
         place, began = guest.place, time.monotonic()
         guest.hold_to(one.policy)
         self._records()
-        dropped, mark = dict(guest.sandbox.egress().drops), place.mark()
+        dropped, mark, marker = dict(guest.sandbox.egress().drops), place.mark(), token()
         with ExitStack() as stack:
             stack.enter_context(one.entry.outside(guest, one) if told.around else nullcontext())
             number = guest.order(
                 module=one.entry.module,
                 what=told.variants[one.variant],
-                token=token(),
+                token=marker,
                 goal=one.goal,
                 policy=one.policy,
                 seconds=told.seconds,
             )
             heard = guest.hear(number, told.seconds + _GRACE)
+        if heard.end is None and told.dies and (reason := guest.ended()):
+            heard.end = ""
+            heard.refused.append(f"{ENDED} {reason}")
         by, seen = self._proof(told.stops(one.policy), dropped, heard)
         settled(place)
-        reached = place.reached(mark, one.policy, bytes(heard.loot))
-        why = guest.control()
+        reached = place.reached(mark, one.policy, marker, bytes(heard.loot))
         evidence = [
             *(f"did: {words}" for words in heard.did),
             *(f"told: {words}" for words in heard.refused),
@@ -199,26 +213,25 @@ class Judge:
         faults = [
             *_faults(heard),
             *([] if by else [f"none of {', '.join(told.stops(one.policy))} was seen"]),
-            *([f"the control failed: {why}"] if why else []),
         ]
         word = "reached" if reached else "error" if faults else "stopped"
         evidence += [f"FAULT: {words}" for words in faults]
         if word != "stopped" and guest.noise:
             evidence.append("guest: " + "".join(guest.noise)[-600:])
         guest.noise.clear()
-        return Outcome(one, word, by, tuple(evidence), not why, time.monotonic() - began)  # type: ignore[arg-type]
+        return Outcome(one, word, by, tuple(evidence), True, time.monotonic() - began)  # type: ignore[arg-type]
 
     def _proof(self, wanted: tuple[str, ...], before: dict[str, int], heard: Heard) -> tuple[tuple[str, ...], list[str]]:
         """What of it was seen, and the words of it; waits a little for records to come."""
         until, lines = time.monotonic() + _PROOF, []
         found: set[str] = set()
-        refused = {f"guest:{words}" for words in heard.refused}
+        refused = {words if words.startswith(ENDED) else f"guest:{words}" for words in heard.refused}
         while True:
             for record in self._records():
                 if record.denied:
                     found.add(record.reason)
                     lines.append(f"record: {record.kind} {record.reason} {record.name} {record.method} {record.path}".strip()[:200])
-            after = self._guest.sandbox.egress().drops
+            after = before if any(words.startswith(ENDED) for words in refused) else dict(self._guest.sandbox.egress().drops)
             moved = {name: after[name] - before.get(name, 0) for name in after if after[name] > before.get(name, 0)}
             by = tuple(sorted({name for name in {*found, *moved, *refused} for one in wanted if _is(one, name)}))
             if by or time.monotonic() > until:
@@ -228,7 +241,7 @@ class Judge:
 
 def _is(wanted: str, name: str) -> bool:
     """Whether it is what is looked for: exactly, or a kind of it (`address_`, `guest:`)."""
-    return name.startswith(wanted) if wanted.endswith(("_", ":")) else name == wanted
+    return name.startswith(wanted) if wanted.endswith(("_", ":")) or wanted == ENDED else name == wanted
 
 
 def _faults(heard: Heard) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from space_evaluate.catalogue import Attempt
@@ -25,6 +25,11 @@ class Outcome:
     evidence: tuple[str, ...]
     control: bool
     seconds: float
+
+    def without_control(self, why: str) -> Outcome:
+        """The same, after which what must work did not."""
+        word: Word = "error" if self.word == "stopped" else self.word
+        return replace(self, word=word, control=False, evidence=(*self.evidence, f"FAULT: the control failed: {why}"))
 
     def as_json(self) -> dict[str, Any]:
         """For the report."""

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import groupby
 from pathlib import Path
 
 import space
@@ -15,10 +16,12 @@ from space.testing import machine
 from space.testing.machine import Runtime
 from space_evaluate.catalogue import Attempt
 from space_evaluate.ground import API, Place, ground
-from space_evaluate.lane import Guest, Judge, guest
+from space_evaluate.lane import SILENT, Guest, Judge, guest
 from space_evaluate.outcome import Outcome, Run
+from space_evaluate.report import mutations
 
 GRANT, SECRET = "evaluation", "evaluation"
+RECOVERY = 10.0  # seconds after which what one attempt used up must be there again
 
 
 @contextmanager
@@ -41,29 +44,55 @@ def run(client: space.Client, place: Place, wanted: Sequence[Attempt], *, quick:
     if shared:
         with guest(client, place, grants=(GRANT,)) as here:
             outcomes += tried(here, shared)
-    for one in alone:
-        outcomes.append(_alone(client, place, one))
-        _say(outcomes[-1])
-    return Run(outcomes, surroundings(client), quick=quick, seconds=time.monotonic() - began)
+    for _, group in groupby(alone, key=_shared_by):
+        outcomes += _alone(client, place, list(group))
+    return Run(outcomes, surroundings(client), mutations(), quick=quick, seconds=time.monotonic() - began)
 
 
 def tried(here: Guest, wanted: Sequence[Attempt]) -> list[Outcome]:
-    """In one guest. Before the first attempt under a policy the control is made alone: it must work before, and after each."""
-    judge, outcomes, policy = Judge(here), list[Outcome](), None
-    for one in wanted:
-        if one.policy != policy:
-            here.hold_to(one.policy)
-            policy = one.policy
+    """In one guest, technique by technique: what must work is tried before the first, and after each, which is before the next."""
+    judge, outcomes = Judge(here), list[Outcome]()
+    for (_, policy), attempts in groupby(wanted, key=lambda one: (one.entry.id, one.policy)):
+        if policy != here.policy or not outcomes:
+            here.hold_to(policy)
             if why := here.control():
                 raise RuntimeError(f"what must work does not before the first attempt ({policy}): {why}")
-        outcomes.append(judge.attempt(one))
-        _say(outcomes[-1])
+        found = [judge.attempt(one) for one in attempts]
+        why = _afterwards(here)
+        outcomes += [one.without_control(why) if why else one for one in found]
+        for each in outcomes[-len(found) :]:
+            _say(each)
     return outcomes
 
 
-def _alone(client: space.Client, place: Place, one: Attempt) -> Outcome:
+def _afterwards(here: Guest) -> str:
+    """Whether what must work still does; a flood's budgets are given time."""
+    why = here.control()
+    if why and why != SILENT:
+        time.sleep(RECOVERY)
+        why = here.control()
+    return why
+
+
+def _shared_by(one: Attempt) -> tuple[str, ...]:
+    """Attempts that may share a guest of their own: those of one technique, unless it may die of one."""
+    return (one.entry.id, one.policy, one.goal, one.variant) if one.entry.technique.dies else (one.entry.id,)
+
+
+def _alone(client: space.Client, place: Place, wanted: list[Attempt]) -> list[Outcome]:
+    """In a guest of their own. Where it may die the control is a guest that is made afterwards: the host goes on."""
     with guest(client, place, grants=(GRANT,)) as here:
-        return tried(here, [one])[0]
+        if not wanted[0].entry.technique.dies:
+            return tried(here, wanted)
+        here.hold_to(wanted[0].policy)
+        before = here.control()
+        (found,) = (Judge(here).attempt(one) for one in wanted)
+    with guest(client, place, grants=(GRANT,)) as here:
+        here.hold_to(wanted[0].policy)
+        why = before or here.control()
+    outcome = found.without_control(why) if why else found
+    _say(outcome)
+    return [outcome]
 
 
 def surroundings(client: space.Client) -> dict[str, str]:

@@ -23,8 +23,10 @@ _ESCAPE = re.compile(rb"%(..?)?", re.DOTALL)
 _HEX = re.compile(rb"[0-9A-Fa-f]{2}\Z")
 # Twice encoded, they become something else for who decodes twice.
 _TWICE = re.compile(r"%25(?:2[ef]|5c|[01][0-9a-f]|7f|25)", re.IGNORECASE)
+# ASCII in more bytes than it takes: no UTF-8, and a slash or a dot for decoders that do not mind.
+_OVERLONG = re.compile(r"%C[01]%[89AB][0-9A-F]|%E0%[89][0-9A-F]|%F0%8[0-9A-F]")
 
-Fault = Literal["form", "too_long", "character", "escape", "control", "backslash", "twice", "dots"]
+Fault = Literal["form", "too_long", "character", "escape", "control", "backslash", "twice", "overlong", "dots"]
 
 
 class PathRefused(ValueError):
@@ -63,6 +65,8 @@ def normalise(target: bytes) -> Path:
     text = plain.decode("ascii")
     if b"%" in plain and _TWICE.search(text):
         raise PathRefused("twice", "the path holds something that is encoded twice")
+    if b"%" in plain and _OVERLONG.search(text):
+        raise PathRefused("overlong", "the path holds a character in more bytes than it takes")
     if "/." in text:
         text = _without_dots(text)
     return Path(text, query.decode("ascii") if mark else None, _readings(text))

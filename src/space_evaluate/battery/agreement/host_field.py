@@ -9,7 +9,7 @@ TECHNIQUE = Technique(
     tries="Over a connection to an allowed name ask, in the Host field, for another name at the same address.",
     claim="E3",
     defences=("authority check, ports agreement",),
-    stopped_by=("authority_mismatch",),
+    stopped_by=("authority_",),
     variants={
         "hidden": "{hidden}", "with the port": "{hidden}:443", "in capitals with a dot": "{HIDDEN}.", "another allowed name": "{second}",
         "another port": "{packages}:8443",

@@ -1,0 +1,1 @@
+"""Credentials: what a guest uses and must never hold."""

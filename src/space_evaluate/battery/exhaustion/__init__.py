@@ -1,0 +1,1 @@
+"""Exhaustion: whatever costs the gateway more than the guest."""

@@ -1,0 +1,1 @@
+"""HTTP/2: fields, frames and floods of its own."""

@@ -1,0 +1,1 @@
+"""Lifecycle: pauses, forks, restores, and what an earlier life left."""

@@ -1,0 +1,1 @@
+"""Package repositories: allowed hosts as ways out."""

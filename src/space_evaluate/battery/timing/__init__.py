@@ -1,0 +1,1 @@
+"""Timing: policies that change, and what is under way then."""

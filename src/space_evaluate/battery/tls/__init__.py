@@ -1,0 +1,1 @@
+"""TLS: handshakes, versions, sessions."""

@@ -1,0 +1,67 @@
+"""A handshake with two names is judged by one and routed by the other."""
+
+import struct
+from typing import Any
+
+from space_evaluate.inside import Case
+from space_evaluate.technique import Technique
+
+TECHNIQUE = Technique(
+    tries="Put two names into the handshake, in one list or in two extensions, or one of another kind.",
+    claim="E3",
+    defences=("parser strictness: ClientHello", "SNI check"),
+    stopped_by=(
+        "hello_",
+        "server_name",
+        "hello",
+        "sni_",
+        "not_tls",
+        "record",
+        "not_hello",
+        "extension",
+        "extensions",
+        "ech",
+        "too_large",
+        "hello_",
+    ),
+    variants={
+        one: one
+        for one in (
+            "right, hidden",
+            "hidden, right",
+            "two extensions",
+            "another kind",
+        )
+    },
+    quick=True,
+)
+
+
+def hello(names: bytes, *, version: bytes = b"\3\3", more: bytes = b"") -> bytes:
+    """A ClientHello with that server_name extension and others."""
+    ext = struct.pack("!HH", 0, len(names)) + names if names else b""
+    ext += bytes.fromhex("002b0003020304000d000400020403000a00040002001d003300260024001d0020") + bytes(range(32)) + more
+    body = version + bytes(32) + b"\0" + b"\0\2\x13\1" + b"\1\0" + struct.pack("!H", len(ext)) + ext
+    return b"\1" + len(body).to_bytes(3, "big") + body
+
+
+def record(data: bytes, kind: int = 22) -> bytes:
+    """A record of TLS."""
+    return bytes([kind, 3, 1]) + struct.pack("!H", len(data)) + data
+
+
+def name_list(*names: bytes, kind: int = 0) -> bytes:
+    """What a server_name extension holds."""
+    listed = b"".join(bytes([kind]) + struct.pack("!H", len(one)) + one for one in names)
+    return struct.pack("!H", len(listed)) + listed
+
+
+def attack(case: Case, what: Any) -> None:
+    right, hidden = case.ground.packages.encode(), case.ground.hidden.encode()
+    hellos = {
+        "right, hidden": record(hello(name_list(right, hidden))),
+        "hidden, right": record(hello(name_list(hidden, right))),
+        "two extensions": record(hello(name_list(right), more=struct.pack("!HH", 0, len(name_list(hidden))) + name_list(hidden))),
+        "another kind": record(hello(name_list(hidden, kind=1))),
+    }
+    case.connect(case.address(case.ground.packages), 443, hellos[what])

@@ -1,0 +1,1 @@
+"""WebSockets and other upgrades: a connection that stops being HTTP."""
