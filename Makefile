@@ -1,7 +1,7 @@
 # Everything that a person types. As root, on Debian 12; what is missing is installed first.
 .POSIX:
 .SUFFIXES:
-.PHONY: help setup demo test test-unit test-full test-e2b test-mutations test-firecracker lab fuzz bench lint lock clean
+.PHONY: help setup demo test test-unit test-full test-e2b test-mutations test-firecracker lab fuzz soak bench lint lock clean
 .NOTPARALLEL:
 
 # Resolved, so that a process shows which runtime it needs: an upgrade keeps that one.
@@ -51,6 +51,10 @@ fuzz: ## every parser of hostile bytes for ten minutes, two side by side; what i
 lint: ## ruff, mypy, import contract, rustfmt, clippy
 	@setup/bootstrap --tests
 	@setup/check lint
+
+soak: ## mixed work for ten minutes while every process is killed in turn: nothing lost, nothing left, nothing slower
+	@setup/bootstrap --tests
+	@setup/check soak
 
 bench: setup ## measure, print ratios (SECTIONS=... for some)
 	@$(PYTHON) -m bench $(SECTIONS)

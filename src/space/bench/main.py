@@ -23,11 +23,12 @@ from space.model.errors import PermissionDenied
 
 def sections() -> dict[str, Callable[[Stack], Section]]:
     """Every section by name, in the order in which they run."""
-    from space.bench import broker, control, density, files, gateway, idle, lives, reconnect, scale, start
+    from space.bench import broker, control, density, files, gateway, idle, lives, reconnect, scale, start, tti
     from space.bench import exec as exec_
 
     return {
         "start": start.measure,
+        "tti": tti.measure,
         "exec": exec_.measure,
         "files": files.measure,
         "idle": idle.measure,

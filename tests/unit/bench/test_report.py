@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from space.bench import against, plot
+from space.bench import against, plot, tti
 from space.model.errors import InvalidArgument
 
 STEADY = [10.0, 10.2, 9.9, 10.1, 10.0, 9.8]
@@ -67,3 +67,11 @@ def test_every_series_is_in_the_picture_and_inside_of_it(samples: dict[str, list
     for circle in root.iter("{http://www.w3.org/2000/svg}circle"):
         assert 0 <= float(circle.attrib["cx"]) <= width
         assert 0 <= float(circle.attrib["cy"]) <= height
+
+
+@pytest.mark.parametrize(("percent", "right"), [(50, 50.0), (95, 95.0), (99, 99.0), (100, 100.0), (1, 1.0)])
+def test_percentiles_are_samples_by_nearest_rank_and_the_ends_are_dropped_in_pairs(percent: float, right: float) -> None:
+    hundred = [float(number) for number in range(1, 101)]
+    assert tti.percentile(hundred, percent) == right
+    assert tti.trimmed(list(reversed(hundred))) == hundred[5:-5]
+    assert tti.trimmed([2.0, 1.0]) == [1.0, 2.0]
