@@ -84,10 +84,16 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         ("lent-although-revoked", "        if held.revoked:", "        if False:", _LENT),
         ("lent-although-revoked-meanwhile", "        self._judged(bound, asked, counted=True)", "        pass", _LENT),
-        ("lent-beyond-the-rate", "        if not bucket.take(self._clock()):", "        if False:", _LENT),
+        ("lent-beyond-the-rate", "        if not self._rates.take(held.tenant, held.grant.secret, rate):", "        if False:", _LENT),
         ("lent-beyond-its-uses", "        if grant.uses is not None and not self._grants.use(held):", "        if False:", _LENT),
         ("lent-without-approval", "        if grant.approval and not asked.approved:", "        if False:", _LENT),
         quick=("lent-unwritten",),
+    ),
+    *_of(
+        "a rate holds over the broker's end",
+        "broker.rates",
+        ("rate-begun-anew", "_Bucket(*rows[0]) if rows else ", "", "tests/unit/broker/test_rates.py"),
+        ("rate-by-a-clock-put-back", "max(0.0, now - bucket.at)", "abs(now - bucket.at)", "tests/unit/broker/test_rates.py"),
     ),
     *_of(
         "sessions of upstreams resume for what they were verified for",

@@ -10,6 +10,7 @@ from datetime import datetime
 from space.broker.grants import Grants, Held, read
 from space.broker.leases import Lending
 from space.broker.minting import Minting
+from space.broker.rates import Rates
 from space.broker.secrets import Known, Secrets
 from space.broker.store import Entry, Store
 from space.core.credentials.grant import GrantRefused, encode
@@ -56,7 +57,8 @@ class Credentials:
         self._secrets = Secrets(store)
         self._grants = Grants(store)
         self.minting = Minting(self._secrets, minter, now, clock)
-        self.lending = Lending(self._secrets, self._grants, self.minting, now, clock, alarm, _seed(store))
+        self._rates = Rates(store, lambda: now().timestamp())
+        self.lending = Lending(self._secrets, self._grants, self.minting, self._rates, now, clock, alarm, _seed(store))
 
     def answer(self, question: Question) -> api.Answer:
         """What it comes to. SpaceError."""
@@ -136,6 +138,7 @@ class Credentials:
         if grants:
             raise Conflict(f"{grants} grants name secret {question.name}", hint="delete them first, or revoke the secret")
         self._secrets.delete(question.tenant, question.name)
+        self._rates.forget(question.tenant, question.name)
         self._changed(question.tenant, question.name)
 
     def _put_grant(self, question: api.PutGrant) -> api.GrantInfo:

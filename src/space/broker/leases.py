@@ -19,10 +19,10 @@ from typing import Literal
 from space.audit.records import MOST_PATH, CredentialRead, Note, encode
 from space.broker.grants import MOST_OF_A_SANDBOX, Grants, Held
 from space.broker.minting import Minting
+from space.broker.rates import Rates
 from space.broker.secrets import Known, Secrets
 from space.core.credentials.grant import Basic, Grant, Life, Outline, Placeholder, Reason, Use, expiry, permits, target
 from space.core.credentials.placeholders import make as made
-from space.core.rates import Bucket
 from space.model.errors import PermissionDenied, SpaceError, Unavailable
 from space.model.secret import Secret
 from space.rpc import broker_api as api
@@ -30,7 +30,7 @@ from space.rpc.audit_client import RecordSocket
 
 log = logging.getLogger("space.broker")
 
-_MOST_BUCKETS = 65_536
+_MOST_ALARMS = 65_536
 _QUIET = 1.0  # seconds between two alarms of one kind and grant
 _FOR_MINUTES = 120.0
 AlarmKind = Literal["rate", "revoked", "expired"]
@@ -80,18 +80,18 @@ class Lending:
         secrets: Secrets,
         grants: Grants,
         minting: Minting,
+        rates: Rates,
         now: Callable[[], datetime],
         clock: Callable[[], float],
         alarm: Callable[[api.Alarm], None],
         seed: Secret,
         limits: Limits = Limits(),
     ) -> None:
-        self._secrets, self._grants, self._minting = secrets, grants, minting
+        self._secrets, self._grants, self._minting, self._rates = secrets, grants, minting, rates
         self._now, self._clock, self._limits = now, clock, limits
         self._alarm = alarm
         self._seed = seed
         self._bound: dict[str, Bound] = {}
-        self._buckets: dict[tuple[str, str, int, float, int], Bucket] = {}
         self._alarms: dict[tuple[AlarmKind, str, str], tuple[float, int]] = {}
         self._audit: RecordSocket | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -257,14 +257,7 @@ class Lending:
         rate = held.grant.rate
         if rate is None:
             return
-        burst = rate.count if rate.burst is None else rate.burst
-        key = (held.tenant, held.grant.secret, rate.count, rate.seconds, burst)
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            if len(self._buckets) >= _MOST_BUCKETS:
-                raise Unavailable("too many rates are counted")
-            bucket = self._buckets[key] = Bucket(rate.count / rate.seconds, burst)
-        if not bucket.take(self._clock()):
+        if not self._rates.take(held.tenant, held.grant.secret, rate):
             self._raise("rate", bound, held.grant, asked)
             raise _Denied("grant_rate", held.grant.secret, known.version)
 
@@ -307,7 +300,7 @@ class Lending:
         if now - last < _QUIET:
             self._alarms[key] = (last, count + 1)
             return
-        if len(self._alarms) > _MOST_BUCKETS:
+        if len(self._alarms) > _MOST_ALARMS:
             self._alarms.clear()
         self._alarms[key] = (now, 0)
         self._alarm(api.Alarm(kind, bound.life.tenant, bound.life.sandbox, grant.name, grant.secret, asked.host, count + 1))

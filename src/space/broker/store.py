@@ -20,7 +20,7 @@ from space.model.secret import Secret
 
 log = logging.getLogger("space.broker")
 
-_SCHEMA_VERSION = 2
+_SCHEMA_VERSION = 3
 _SCHEMA_1 = """
 CREATE TABLE sealed (kind TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL, public BLOB NOT NULL, envelope BLOB NOT NULL,
                      PRIMARY KEY (kind, name, version)) WITHOUT ROWID;
@@ -38,7 +38,12 @@ CREATE INDEX reach_name ON reach (tenant, name);
 CREATE TABLE attached (sandbox TEXT NOT NULL, tenant TEXT NOT NULL, name TEXT NOT NULL, PRIMARY KEY (sandbox, tenant, name)) WITHOUT ROWID;
 CREATE INDEX attached_name ON attached (tenant, name);
 """
-_SCHEMAS = (_SCHEMA_1, _SCHEMA_2)
+# spent: tokens of a rate that were left at a time (seconds since 1970), and when all of them are there again.
+_SCHEMA_3 = """
+CREATE TABLE spent (tenant TEXT NOT NULL, secret TEXT NOT NULL, rate TEXT NOT NULL, left REAL NOT NULL, at REAL NOT NULL,
+                    full REAL NOT NULL, PRIMARY KEY (tenant, secret, rate)) WITHOUT ROWID;
+"""
+_SCHEMAS = (_SCHEMA_1, _SCHEMA_2, _SCHEMA_3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,10 @@ class Store:
         except sqlite3.Error as error:
             raise self._fault(error) from error
         return changed
+
+    def note(self, statement: str, values: tuple[object, ...] = ()) -> None:
+        """One change that outlives the broker, though not a power cut."""
+        self._execute(statement, values)
 
     def scrub(self) -> None:
         """What was changed before is in the log no longer (and the file's free pages are zeros)."""

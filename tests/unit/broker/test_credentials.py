@@ -315,6 +315,10 @@ def test_a_rate_is_of_the_secret_over_all_sandboxes_and_an_alarm(tmp_path: Path)
                 with pytest.raises(PermissionDenied, match=r"^grant_rate$"):
                     await worker.credential("g", HOST, 443, "GET", "/")
             assert [(alarm.kind, alarm.count) for alarm in at.alarms] == [("rate", 1)]
+        async with placed(tmp_path) as at:  # a broker that begins again begins no rate anew
+            one, _ = await at.worker(ONE)
+            with pytest.raises(PermissionDenied, match=r"^grant_rate$"):
+                await one.credential("g", HOST, 443, "GET", "/")
 
     run(main)
 
@@ -628,7 +632,7 @@ def test_a_turned_ring_opens_secrets_and_an_old_store_gets_its_tables(tmp_path: 
             await at.secret()
             await at.control.put_grant("acme", grant())
         with sqlite3.connect(tmp_path / "store.db") as database:  # as the version before left it
-            for table in ("granted", "reach", "attached"):
+            for table in ("granted", "reach", "attached", "spent"):
                 database.execute(f"DROP TABLE {table}")
             database.execute("PRAGMA user_version = 1")
         store = Store(tmp_path / "store.db", ring())
