@@ -40,7 +40,7 @@ lab: ## make the machine in which Firecracker runs for real, without hardware vi
 	@setup/bootstrap --tests
 	@setup/lab build
 
-test-firecracker: ## the contract of VMMs on the real Firecracker and its jailer, in the lab (docs/lab.md); not part of `make test` yet
+test-firecracker: ## the contract of VMMs and whole lives on the real Firecracker and its jailer, in the lab (docs/lab.md); not part of `make test` yet
 	@setup/bootstrap --tests
 	@setup/lab test
 

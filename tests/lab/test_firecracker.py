@@ -12,13 +12,13 @@ import re
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 import uvloop
-from tests.contract.test_vmm import Subject, Talker, configure, hello, make, on_firecracker, take_over
+from tests.contract.test_vmm import Subject, Talker, configure, has, hello, make, on_firecracker, take_over
 from tests.machine.test_lives import Host, run
 
 from space.config import firecracker
@@ -184,21 +184,38 @@ def test_whoever_is_killed_a_sandbox_goes_on_or_is_told_and_nothing_is_left(bare
 
 
 async def twenty_restores(subject: Subject) -> None:
-    """Of three generations, four at once: each answers, is another machine, and has what was made before it."""
-    async with AsyncExitStack() as stack:
-        snapshot, talker = await stack.enter_async_context(subject.warm(shared=True))
-        await make(talker.session, "root")
+    """Of three generations, four at once: each answers, and is another machine with what was made before its snapshot."""
 
-        async def one(name: str, slot: int) -> None:
-            async with subject.clone(name, slot) as (plan, _, session):
-                await take_over(session, plan)
-                await make(session, "own")
+    async def one(snapshot: str, slot: int, made: tuple[str, ...]) -> None:
+        async with subject.clone(snapshot, slot) as (plan, _, session):
+            await take_over(session, plan)
+            assert [await has(session, each) for each in made] == [True] * len(made)
+            await make(session, "own")
 
-        for _ in range(5):
-            await asyncio.gather(*(one(snapshot, slot) for slot in range(1, 5)))
+    async def next_generation(snapshot: str, name: str, made: str) -> None:
+        async with subject.clone(snapshot, 1) as (plan, restored, session):
+            await take_over(session, plan)
+            await make(session, made)
+            talker = Talker(restored, plan, session)
+            await restored.snapshot(SnapshotPlan(name), talker)
+            await talker.answered()
+            await talker.session.aclose()
+
+    second, third = new_snapshot_id(), new_snapshot_id()
+    async with subject.warm(shared=True) as (first, _):
+        try:
+            for _ in range(3):
+                await asyncio.gather(*(one(first, slot, ()) for slot in range(1, 5)))
+            await next_generation(first, second, "second")
+            await asyncio.gather(*(one(second, slot, ("second",)) for slot in range(1, 5)))
+            await next_generation(second, third, "third")
+            await asyncio.gather(*(one(third, slot, ("second", "third")) for slot in range(1, 5)))
+        finally:
+            for each in (second, third):
+                await subject.rootd.discard_snapshot(each)
 
 
-def test_twenty_restores_of_a_snapshot_four_at_once_answer_each(tmp_path: Path) -> None:
+def test_twenty_restores_of_three_generations_four_at_once_answer_each(tmp_path: Path) -> None:
     on_firecracker(twenty_restores, tmp_path)
 
 

@@ -65,7 +65,7 @@ def _port(name: str, number: int, directory: Path) -> tuple[str, ...]:
 def prepare() -> str:
     """Once, before it is saved: KVM and what else the product asks of a host's kernel."""
     # `modprobe` without udev; a VMM's first nft call would else wait 2 s for these
-    modules = "kvm-amd tun loop btrfs nft_reject_ipv4 nft_reject_inet nft_tproxy nft_socket nft_ct nft_limit nft_fib_inet"
+    modules = "kvm-amd tun loop btrfs nft_reject_ipv4 nft_reject_inet nft_tproxy nft_socket nft_ct nft_limit nft_fib_inet veth"
     return f"""set -ex
 modprobe -a {modules}
 test -c /dev/kvm
