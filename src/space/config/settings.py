@@ -37,6 +37,8 @@ class Settings:
     # The name below which ports of sandboxes are reached by host name, `<port>-<id>.<domain>`, and this API as `api.<domain>`. It and all
     # names below it have to lead here. Empty: there are no such names, and headers say which sandbox is meant.
     domain: str = ""
+    # A JSON file that says which template stands for a container image from which E2B's clients build, such as {"node:20": "node"}.
+    e2b_images: str | None = None
     # `auto` probes KVM with a guest, and takes a Firecracker for it where set-up has one, else QEMU; `firecracker`, `kvm` (QEMU's) and
     # `tcg` force one.
     accelerator: str = "auto"
@@ -282,7 +284,7 @@ def _checked(settings: Settings) -> Settings:
     egress.reachable(settings.egress_reachable)
     egress.synthetic(settings.egress_synthetic)
     egress.token_endpoints(settings.token_endpoints)
-    for key in ("egress_ca_file", "broker_keyring"):
+    for key in ("egress_ca_file", "broker_keyring", "e2b_images"):
         if (named := getattr(settings, key)) is not None and not Path(named).is_absolute():
             raise InvalidArgument(f"setting {key} is an absolute path, not {named!r}")
     for key in ("retention_seconds", "metrics_interval_seconds", "warm_templates", "clones_ahead"):

@@ -290,7 +290,7 @@ class _Path:
         if (sandbox := parameters.get("id")) is not None:
             logs.sandbox.set(sandbox[:64])
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        key = self._key(route, headers, scope)
+        key = self._key(route, headers, scope, parameters)
         exchange.tenant = key.tenant
         query = _query(route, scope["query_string"])
         call = Call(scope, receive, key, exchange.request_id, parameters, query, headers, route.name, parameters.get("id"))
@@ -305,7 +305,9 @@ class _Path:
         with self._room.place(key.tenant, reserved=route.reserved, guest=guest):
             await (await route.handler(call, self._services)).send(send)
 
-    def _key(self, route: Route, headers: dict[str, str], scope: Scope) -> Key:
+    def _key(self, route: Route, headers: dict[str, str], scope: Scope, parameters: dict[str, str]) -> Key:
+        if route.by is not None:
+            return route.by(self._services, parameters, scope["query_string"])
         if route.access is Access.OPEN:
             return _NOBODY
         key = self._services.keys.authenticate(_given_key(headers), (scope.get("client") or ("?", 0))[0])

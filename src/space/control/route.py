@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from starlette.types import Send
 
 from space.control.call import Call
+from space.control.keys import Key
 from space.control.problems import UpgradeRequired
 from space.control.services import Services
 from space.model.errors import (
@@ -103,6 +104,8 @@ class Route:
     audit: bool = True
     # E2B's (`e2b/routes`): further parameters are ignored, and faults have its form.
     face: bool = False
+    # Who calls by another proof than a key: of the path's parameters and the query. Unauthenticated.
+    by: Callable[[Services, Mapping[str, str], bytes], Key] | None = None
 
     @property
     def waits_for_guest(self) -> bool:

@@ -119,7 +119,7 @@ async def compose(instance: Instance, settings: Settings) -> AsyncIterator[Servi
         templates.builds.observe_build, templates.builds.observe_step = building.built, building.step
         figures.add(building)
         await sandboxes.start(link, figures, templates.resolve)
-        face = await Face.load(store)
+        face = await Face.load(store, instance.control_data / "e2b", settings)
         sandboxes.heeded(face.heed)
         version = __version__
         allowed = networks(settings.webhook_networks)
@@ -149,6 +149,7 @@ async def compose(instance: Instance, settings: Settings) -> AsyncIterator[Servi
                 face,
             )
         finally:
+            await face.building.stop()
             await templates.stop()
             audit.flush()
             await webhooks.stop()

@@ -79,8 +79,8 @@ class Templates:
         except ValueError as error:
             raise InvalidArgument(f"template: {error}", hint="GET /v1/templates lists them") from None
         digest = self._names.get((tenant, name, tag), "")
-        if not digest and (tag != LATEST or self._tags(tenant, name)):
-            raise NotFound(f"template {name} has no tag {tag}", hint=f"it has {', '.join(self._tags(tenant, name)) or 'none'}")
+        if not digest and (tag != LATEST or self.tags(tenant, name)):
+            raise NotFound(f"template {name} has no tag {tag}", hint=f"it has {', '.join(self.tags(tenant, name)) or 'none'}")
         return name, digest
 
     async def everything(self, tenant: str) -> list[TemplateInfo]:
@@ -213,7 +213,8 @@ class Templates:
         if name == DEFAULT_TEMPLATE or await self.is_shipped(name):
             raise PermissionDenied(f"{name} is the name of a shipped template", hint="take another name")
 
-    def _tags(self, tenant: str, name: str) -> list[str]:
+    def tags(self, tenant: str, name: str) -> list[str]:
+        """Those of a tenant's template."""
         return sorted(tag for owner, named, tag in self._names if (owner, named) == (tenant, name))
 
     def _info(self, tenant: str, each: api.TemplateInfo) -> TemplateInfo:

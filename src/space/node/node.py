@@ -90,6 +90,10 @@ class Node:
         await sandbox.keep_disk(asked.digest, kept.settings())
         return self._store.template_by_digest(asked.digest)
 
+    def has_sandboxes_of(self, digest: str) -> bool:
+        """Whether any that was asked for is of that template."""
+        return any(each.record.digest == digest for each in self._sandboxes.values())
+
     def _boots(self) -> bool:
         return any(each.phase in (Phase.REQUESTED, Phase.PREPARING, Phase.WAKING, Phase.STARTING) for each in self._sandboxes.values())
 

@@ -60,7 +60,9 @@ class TemplateVerbs:
 
     async def _drop(self, stream: Stream, request: bytes) -> None:
         asked = decode(api.TemplateTarget, request)
-        await self._node.templates.drop(asked.tenant, asked.digest, force=asked.force)
+        # Guests that are kept warm are nobody's sandboxes: they go with it.
+        mine = not self._node.has_sandboxes_of(asked.digest)
+        await self._node.templates.drop(asked.tenant, asked.digest, force=asked.force or mine)
         await self._node.warm.drop(asked.digest)
         await stream.send_message(api.Done(), last=True)
 

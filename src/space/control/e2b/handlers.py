@@ -8,7 +8,7 @@ import msgspec
 
 from space.control import answers
 from space.control.answers import Answer
-from space.control.call import Call
+from space.control.call import Call, number
 from space.control.e2b import figures, forms, listing, lives, views
 from space.control.e2b.faults import answer as fault_answer
 from space.control.e2b.faults import status
@@ -155,6 +155,25 @@ async def logs_v1(call: Call, services: Services) -> Answer:
 async def logs(call: Call, services: Services) -> Answer:
     """GET /v2/sandboxes/{id}/logs."""
     return answers.value({"logs": await figures.logs(call, services, _mine(call, services), first="cursor")})
+
+
+async def snapshot(call: Call, services: Services) -> Answer:
+    """POST /sandboxes/{id}/snapshots."""
+    asked = forms.decode(await call.json(), forms.NewSnapshot)
+    record = _mine(call, services)
+    made, names = await services.e2b.snapshots.make(services, record, asked.name, memory=asked.memory is not False)
+    return answers.value({"snapshotID": made, "names": names}, 201)
+
+
+async def list_snapshots(call: Call, services: Services) -> Answer:
+    """GET /snapshots."""
+    limit = number(call.argument("limit"), "limit", default=100, least=1, most=100)
+    after = number(call.argument("nextToken") or None, "nextToken", default=2**62, least=0, most=2**62)
+    asked = call.argument("sandboxID")
+    found = services.e2b.snapshots.listed(services, call.tenant, None if not asked else to_ours(asked), call.argument("name"))
+    left = [(at, one) for at, one in found if at < after]
+    head = {"X_Next_Token": str(left[limit - 1][0])} if len(left) > limit else {}
+    return answers.value([{"snapshotID": held, "names": names} for _, (held, names) in left[:limit]], 200, **head)
 
 
 def _mine(call: Call, services: Services) -> Record:

@@ -26,6 +26,7 @@ from space.control.wire_lives import ForkRequest
 from space.control.wire_tenants import ChangeRequest
 from space.core.credentials.grant import Grant, Header, Where
 from space.core.lifecycle.table import Request
+from space.model.egress import SandboxPolicy
 from space.model.errors import Conflict, InvalidArgument, SpaceError
 from space.model.sandbox import SandboxSpec
 
@@ -41,9 +42,12 @@ async def create(services: Services, tenant: str, asked: forms.NewSandbox, *, ve
             raise NotHere(f"{what} is not supported by this server", hint="docs/e2b.md lists what is")
     repeat = None if key is None else (_key(key), hashlib.sha256(msgspec.json.encode([version, asked], order="deterministic")).digest())
     said = outgoing(asked.network, asked.allow_internet_access, services.sandboxes.policies.layer_row(tenant).permits)
-    template = await services.e2b.sizes.of(services, tenant, asked.template_id)
     spec, extras = _spec(asked, services.settings.max_ttl_seconds, version), _extras(asked, said, version)
+    if (holder := services.e2b.snapshots.holder(services, tenant, asked.template_id)) is not None:
+        return await _from_snapshot(services, holder, spec, extras, said, repeat)
+    template = await services.e2b.sizes.of(services, tenant, asked.template_id)
     spec = replace(spec, template=template.name, cpus=template.cpus, memory_mib=template.memory_mib, disk_mib=template.disk_mib)
+    extras = extras.changed(user=template.user or None, workdir=template.cwd or None)
     grants = await lend(services.credentials, tenant, said.loans)
     extras = extras.changed(grants=sorted(grants.values()))
     try:
@@ -57,6 +61,39 @@ async def create(services: Services, tenant: str, asked: forms.NewSandbox, *, ve
     if services.e2b.extras.of(info.id).grants != extras.grants:  # it was made by an earlier request with this key
         await give_back(services.credentials, tenant, extras.grants)
     return await services.sandboxes.record(tenant, info.id)
+
+
+async def _from_snapshot(
+    services: Services, holder: Record, spec: SandboxSpec, extras: Extras, said: Outgoing, repeat: tuple[str, bytes] | None
+) -> Record:
+    """A copy of what a snapshot holds, with what was asked for of it."""
+    tenant, held = holder.tenant, services.e2b.extras.of(holder.id)
+    wanted = ForkRequest(count=1, ttl_seconds=spec.ttl_seconds, metadata=dict(spec.metadata))
+    async with services.e2b.snapshots.awake(services, holder):
+        [child] = await services.sandboxes.fork(tenant, holder.id, wanted, repeat)
+    if services.e2b.extras.of(child.id).made:  # by an earlier request with this key
+        return await services.sandboxes.record(tenant, child.id)
+    grants = await lend(services.credentials, tenant, said.loans)
+    names = sorted(grants.values())
+    try:
+        extras = extras.changed(env=(held.env or {}) | dict(spec.env), user=held.user, workdir=held.workdir, grants=names)
+        await services.e2b.extras.put(child.id, extras)
+        await services.sandboxes.change(tenant, child.id, ChangeRequest(on_timeout=spec.on_timeout, wake_on_call=spec.wake_on_call))
+        if names:
+            await services.credentials.attach(tenant, child.id, names)
+        await _set_policy(services, tenant, child.id, said, grants)
+    except BaseException:
+        await services.sandboxes.delete(tenant, child.id)
+        await give_back(services.credentials, tenant, names)
+        raise
+    return await services.sandboxes.record(tenant, child.id)
+
+
+async def _set_policy(services: Services, tenant: str, sandbox: str, said: Outgoing, grants: Mapping[str, str]) -> SandboxPolicy:
+    policy: Mapping[str, Any] | str | None = said.lent(grants)
+    if policy is None:
+        policy = services.sandboxes.policies.layer_row(tenant).default
+    return await services.sandboxes.policies.set(await services.sandboxes.wanted(tenant, sandbox), policy)
 
 
 async def connect(services: Services, tenant: str, sandbox: str, timeout: int | None, *, cold: bool) -> tuple[Record, bool]:
@@ -131,17 +168,13 @@ async def change_network(services: Services, tenant: str, sandbox: str, asked: f
     if record.phase in RESTS:
         raise Conflict(f'sandbox "{sandbox[:64]}" is paused', hint="connect to it first")
     said = outgoing(asked, asked.allow_internet_access, services.sandboxes.policies.layer_row(tenant).permits)
-    entry = await services.sandboxes.wanted(tenant, record.id)
     extras = services.e2b.extras.of(record.id)
     grants = await lend(services.credentials, tenant, said.loans)
     names = sorted(grants.values())
     try:
         if names:
             await services.credentials.attach(tenant, record.id, names)
-        policy: Mapping[str, Any] | str | None = said.lent(grants)
-        if policy is None:
-            policy = services.sandboxes.policies.layer_row(tenant).default
-        found = await services.sandboxes.policies.set(entry, policy)
+        found = await _set_policy(services, tenant, record.id, said, grants)
     except BaseException:
         await give_back(services.credentials, tenant, names)
         raise

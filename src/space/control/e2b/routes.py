@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from space.control.call import Call
-from space.control.e2b import handlers
+from space.control.e2b import handlers, handlers_secrets
+from space.control.e2b import handlers_templates as templates
 from space.control.route import FACE_SANDBOX, JSON, TEXT, Access, Body, Query, Reply, Route, Sendable
 from space.control.services import Services
 
@@ -48,4 +49,57 @@ SANDBOXES: tuple[Route, ...] = (
            "cursor", "limit", "direction", "level", "search"),
 )  # fmt: skip
 
-ROUTES: tuple[Route, ...] = SANDBOXES
+SNAPSHOTS: tuple[Route, ...] = (
+    _route("POST", _ONE + "/snapshots", "snapshot", "Keep its present instant", handlers.snapshot),
+    _route(
+        "GET", "/snapshots", "list_snapshots", "A page of snapshots", handlers.list_snapshots, "sandboxID", "name", "limit", "nextToken"
+    ),
+)
+
+_TEMPLATE, _BUILD = "/templates/{id}", "/templates/{id}/builds/{build}"
+TEMPLATES: tuple[Route, ...] = (
+    _route("POST", "/v3/templates", "create_template", "Ask for a build", templates.create),
+    _route("POST", "/v2/templates", "create_template_v2", "The same (older SDKs)", templates.create),
+    _route("POST", "/v2" + _BUILD, "start_build", "Begin it: image or template, steps, commands", templates.start),
+    _route("GET", _BUILD + "/status", "build_status", "How far it is, and its log", templates.status, "logsOffset", "limit", "level"),
+    _route("GET", _BUILD + "/logs", "build_logs", "Its log", templates.logs, "cursor", "limit", "direction", "level", "source"),
+    _route(
+        "GET",
+        _TEMPLATE + "/files/{hash}",
+        "upload_link",
+        "Where a COPY step's files go, if they are not there",
+        templates.upload_link,
+    ),
+    _route(
+        "PUT",
+        _TEMPLATE + "/files/{hash}",
+        "upload",
+        "The files of a COPY step",
+        templates.upload,
+        "tenant",
+        "until",
+        "sign",
+        by=templates.uploader,
+    ),
+    _route("GET", "/templates", "list_templates", "The tenant's own", templates.list_all, "teamID"),
+    _route("GET", "/v2/templates", "list_templates_v2", "The same", templates.list_all, "teamID", "limit", "nextToken"),
+    _route("GET", "/default-templates", "list_default_templates", "Those that set-up made", templates.list_shipped),
+    _route("GET", _TEMPLATE, "get_template", "One with its builds", templates.get, "limit", "nextToken"),
+    _route("DELETE", _TEMPLATE, "delete_template", "A template, or a snapshot", templates.delete),
+    _route("PATCH", _TEMPLATE, "change_template", "Publish it (refused)", templates.change),
+    _route("PATCH", "/v2" + _TEMPLATE, "change_template_v2", "The same", templates.change),
+    _route("GET", "/templates/aliases/{alias}", "template_alias", "Whether there is one of that name", templates.alias),
+    _route("GET", _TEMPLATE + "/tags", "list_tags", "Its tags", templates.list_tags),
+    _route("POST", "/templates/tags", "assign_tags", "Further tags for a build", templates.assign_tags),
+    _route("DELETE", "/templates/tags", "remove_tags", "Take tags away", templates.remove_tags),
+)
+
+SECRETS: tuple[Route, ...] = (
+    _route("POST", "/secrets", "create_secret", "A secret; its value is never told again", handlers_secrets.create),
+    _route("GET", "/secrets", "list_secrets", "A page of them", handlers_secrets.list_all, "limit", "nextToken"),
+    _route("GET", "/secrets/{id}", "get_secret", "One, without its value", handlers_secrets.get),
+    _route("POST", "/secrets/{id}", "change_secret", "Another value, or other metadata", handlers_secrets.change),
+    _route("DELETE", "/secrets/{id}", "delete_secret", "Forget it", handlers_secrets.delete),
+)
+
+ROUTES: tuple[Route, ...] = (*SANDBOXES, *SNAPSHOTS, *TEMPLATES, *SECRETS)

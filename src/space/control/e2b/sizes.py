@@ -20,12 +20,14 @@ _MOST = 1000
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """name: as our own API takes it."""
+    """name: as our own API takes it. user, cwd: of processes that say none; empty for the face's own."""
 
     name: str
     cpus: int
     memory_mib: int
     disk_mib: int
+    user: str
+    cwd: str
 
 
 class Sizes:
@@ -34,7 +36,7 @@ class Sizes:
     def __init__(self, asked: Mapping[tuple[str, str], tuple[int, int]] | None = None) -> None:
         """asked: processors and MiB of memory of a tenant's template, by its digest."""
         self._asked = {} if asked is None else asked
-        self._disks: dict[tuple[str, str], tuple[float, int]] = {}
+        self._found: dict[tuple[str, str], tuple[float, int, str, str]] = {}
 
     async def of(self, services: Services, tenant: str, template: str) -> Size:
         """NotFound, InvalidArgument for what is no template's name."""
@@ -44,14 +46,14 @@ class Sizes:
         except InvalidArgument as fault:
             raise NotFound(f"template {template[:128]!r} was not found: {fault.message}") from None
         key, now = (tenant if digest else "", digest or name), time.monotonic()
-        known = self._disks.get(key)
+        known = self._found.get(key)
         if known is None or known[0] < now:
             found = await services.templates.find(tenant, named)
-            if len(self._disks) >= _MOST:
-                self._disks.clear()
-            known = self._disks[key] = (now + _KNOWN_SECONDS, found.disk_mib)
+            if len(self._found) >= _MOST:
+                self._found.clear()
+            known = self._found[key] = (now + _KNOWN_SECONDS, found.disk_mib, found.user, found.cwd)
         cpus, memory = self._asked.get((tenant, digest), (DEFAULT_CPUS, DEFAULT_MEMORY_MIB))
-        return Size(named, cpus, memory, max(known[1], DEFAULT_DISK_MIB))
+        return Size(named, cpus, memory, max(known[1], DEFAULT_DISK_MIB), known[2], known[3])
 
 
 def ours(template: str) -> str:

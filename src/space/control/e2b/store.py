@@ -28,7 +28,7 @@ class Extras(Struct, frozen=True, omit_defaults=True):
     auto_resume: traffic wakes it. pause_memory: what the end of its time keeps. timeout: seconds, as asked at creation.
     network: as given last, for answers. internet: `allow_internet_access` as it holds; policy: how it was mapped, in words.
     env: instead of what our own model has, of one that was made of a snapshot. grants: names of those that were made for it alone.
-    holds: it is no sandbox to anybody, but keeps a snapshot's memory and disk, under this id.
+    holds: it is no sandbox to anybody, but keeps a snapshot's memory and disk, under this id; source: of which sandbox.
     """
 
     made: bool = False
@@ -50,6 +50,7 @@ class Extras(Struct, frozen=True, omit_defaults=True):
     env: dict[str, str] | None = None
     grants: list[str] = []
     holds: str = ""
+    source: str = ""
 
     def changed(self, **fields: Any) -> Extras:
         """The next one."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from space.control.e2b.ids import CLIENT_ID, ENVD_VERSION, to_e2b, to_ours
 from space.control.e2b.seat import metadata
+from space.control.e2b.sizes import ours
 from space.control.e2b.store import Extras
 from space.control.e2b.wake import RESTS
 from space.control.records import Record
@@ -14,6 +15,7 @@ from space.control.services import Services
 from space.model.errors import NotFound
 from space.model.sandbox import Phase
 
+Snapshot = tuple[str, list[str]]  # id, names
 _OVER = frozenset({Phase.DELETING, Phase.GONE, Phase.FAILED})
 _DISK_ONLY = frozenset({Phase.STOPPING, Phase.STOPPED})
 
@@ -105,6 +107,11 @@ def detail(services: Services, record: Record) -> dict[str, Any]:
 def template(record: Record, extras: Extras) -> str:
     """Of which it was made, as whoever made it said."""
     return extras.template or record.spec.template
+
+
+def template_name(services: Services, record: Record) -> str:
+    """Its template's name, without tag and namespace."""
+    return ours(template(record, services.e2b.extras.of(record.id))).partition(":")[0]
 
 
 def ends(record: Record) -> int:

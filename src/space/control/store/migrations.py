@@ -289,8 +289,21 @@ def _eighth(connection: Connection) -> None:
     tables.create_all(connection)
 
 
+def _ninth(connection: Connection) -> None:
+    """What the E2B face knows of templates."""
+    tables = MetaData()
+    Table(
+        "e2b_templates",
+        tables,
+        Column("tenant", String(39), primary_key=True),
+        Column("name", String(63), primary_key=True),
+        Column("doc", JSON, nullable=False),
+    )
+    tables.create_all(connection)
+
+
 STEPS: tuple[Callable[[Connection], None], ...] = (
-    _first, _second, _third, _fourth, _fifth, _templates_of_tenants, _seventh, _eighth,
+    _first, _second, _third, _fourth, _fifth, _templates_of_tenants, _seventh, _eighth, _ninth,
 )  # fmt: skip
 
 

@@ -102,6 +102,15 @@ control_secrets = Table(
 # What E2B's model knows of a sandbox and ours does not (`e2b/store.py`).
 e2b_sandboxes = Table("e2b_sandboxes", metadata, Column("sandbox", String(23), primary_key=True), Column("extras", JSON, nullable=False))
 
+# Likewise of a tenant's template: how it was asked for, and its builds.
+e2b_templates = Table(
+    "e2b_templates",
+    metadata,
+    Column("tenant", String(39), primary_key=True),
+    Column("name", String(63), primary_key=True),
+    Column("doc", JSON, nullable=False),
+)
+
 idempotency = Table(
     "idempotency",
     metadata,
