@@ -20,6 +20,7 @@ SOURCE = ROOT / "src/space/sdk/_async"
 TARGET = ROOT / "src/space/sdk/_sync"
 MODULES = (
     "client.py",
+    "code.py",
     "credentials.py",
     "egress.py",
     "files.py",
@@ -43,6 +44,7 @@ NAMES = {
     "AsyncForward": "Forward",
     "AsyncSandboxEgress": "SandboxEgress",
     "AsyncSandboxLives": "SandboxLives",
+    "AsyncSandboxCode": "SandboxCode",
     "AsyncClientPolicies": "ClientPolicies",
     "AsyncSandboxCredentials": "SandboxCredentials",
     "AsyncClientCredentials": "ClientCredentials",

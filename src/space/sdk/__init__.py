@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from space.sdk._sync.terminal import Terminal
     from space.sdk.answers import Key, KeyCreated, Metrics, MetricsHistory, Sample, TreeSummary
     from space.sdk.archive import Limits, Unpacked
+    from space.sdk.code import CodeContext, CodeError, CodeResult, Execution
     from space.sdk.content import Overflow
     from space.sdk.eventlog import EventGap
     from space.sdk.output import CommandFailed, Gap, Output, OutputLost, Result, Text
@@ -124,6 +125,12 @@ _HOMES = {
         "Limits",
         "Unpacked",
     ),
+    "space.sdk.code": (
+        "CodeContext",
+        "CodeError",
+        "CodeResult",
+        "Execution",
+    ),
     "space.sdk.content": ("Overflow",),
     "space.sdk.eventlog": ("EventGap",),
     "space.sdk.recordlog": ("EgressGap",),
@@ -151,6 +158,9 @@ __all__ = [
     "AuditRecord",
     "Checkpoint",
     "Client",
+    "CodeContext",
+    "CodeError",
+    "CodeResult",
     "CommandFailed",
     "Connection",
     "CredentialAlarm",
@@ -159,6 +169,7 @@ __all__ = [
     "EgressRecord",
     "Event",
     "EventGap",
+    "Execution",
     "ExitStatus",
     "ExplainStep",
     "Explanation",

@@ -221,6 +221,11 @@ def record(cls: type[T], answer: Any) -> T:
         raise ProtocolError(f"the server's answer is no {cls.__name__}: {error!r}", hint="is the server of another version?") from error
 
 
+def by_status(status: int) -> type[SpaceError]:
+    """What an answer that says no more than its status is."""
+    return _BY_STATUS.get(status, ProtocolError)
+
+
 def problem(status: int, body: bytes, headers: Mapping[str, str]) -> SpaceError:
     """The exception of an answer that is no success. A body that is no problem object (a proxy's page) goes by its status."""
     request_id = headers.get("x-request-id")
@@ -228,7 +233,7 @@ def problem(status: int, body: bytes, headers: Mapping[str, str]) -> SpaceError:
         document = json.loads(body)
         code = document["code"]
     except (ValueError, KeyError, TypeError):
-        cls = _BY_STATUS.get(status, ProtocolError)
+        cls = by_status(status)
         return cls(f"the server answered {status} without saying why", hint="is it a `space` server?", request_id=request_id)
     return problem_document(document, str(code), request_id)
 

@@ -45,6 +45,7 @@ from space.sdk.retry import UNDECIDED
 
 from ._wait import invoke, offload, sleep
 from .client import ABANDON_SECONDS, HEARTBEAT_LIMIT_SECONDS, AsyncClient, abandon
+from .code import AsyncSandboxCode
 from .credentials import AsyncSandboxCredentials
 from .egress import AsyncSandboxEgress
 from .files import AsyncFiles
@@ -59,7 +60,7 @@ SETTLE_SECONDS = 0.2
 TREE_SECONDS = 150.0  # between two pieces of a tree; the server gives up after 120 s
 
 
-class AsyncSandbox(AsyncSandboxEgress, AsyncSandboxCredentials, AsyncSandboxLives):
+class AsyncSandbox(AsyncSandboxEgress, AsyncSandboxCredentials, AsyncSandboxLives, AsyncSandboxCode):
     """One sandbox. `create` or `connect` make this object; as a context manager it deletes what it created.
 
     Cancelling a call (or Ctrl-C) closes its connection: a command ends with its connection.

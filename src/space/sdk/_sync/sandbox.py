@@ -47,6 +47,7 @@ from space.sdk.retry import UNDECIDED
 
 from ._wait import invoke, offload, sleep
 from .client import ABANDON_SECONDS, HEARTBEAT_LIMIT_SECONDS, Client, abandon
+from .code import SandboxCode
 from .credentials import SandboxCredentials
 from .egress import SandboxEgress
 from .files import Files
@@ -61,7 +62,7 @@ SETTLE_SECONDS = 0.2
 TREE_SECONDS = 150.0  # between two pieces of a tree; the server gives up after 120 s
 
 
-class Sandbox(SandboxEgress, SandboxCredentials, SandboxLives):
+class Sandbox(SandboxEgress, SandboxCredentials, SandboxLives, SandboxCode):
     """One sandbox. `create` or `connect` make this object; as a context manager it deletes what it created.
 
     Cancelling a call (or Ctrl-C) closes its connection: a command ends with its connection.
