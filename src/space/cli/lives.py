@@ -1,8 +1,11 @@
-"""`space pause`, `resume`, `suspend`, `stop`, `wake`, `checkpoint`, `checkpoints`, `rollback` and `fork`: the life of a sandbox."""
+"""`space pause`, `resume`, `suspend`, `stop`, `wake`, `checkpoint`, `checkpoints`, `rollback`, `fork`, `export` and `import`: the life of a
+sandbox.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,6 +28,8 @@ def add_to(app: typer.Typer) -> None:
     app.command("checkpoints", epilog=examples("space checkpoints sb-...", "space checkpoints sb-... --drop cp-..."))(checkpoints)
     app.command("rollback", epilog=examples("space rollback sb-... cp-..."))(rollback)
     app.command("fork", epilog=examples("space fork sb-... 3", "space fork sb-... --ttl 600 --metadata try=second"))(fork)
+    app.command("export", epilog=examples("space suspend sb-... && space export sb-... night.space"))(export)
+    app.command("import", epilog=examples("space import night.space", "space wake $(space import night.space)"))(import_)
 
 
 def pause(context: typer.Context, sandbox: SandboxArgument) -> None:
@@ -130,3 +135,26 @@ def _lived(context: typer.Context, sandbox: str, verb: str, *, cold: bool = Fals
         print_json(info)
     else:
         note(f"{info.id} is {info.phase}")
+
+
+def export(
+    context: typer.Context,
+    sandbox: SandboxArgument,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What to write; it is not there yet.")],
+) -> None:
+    """Write a suspended sandbox to one file: memory, processes and disk. It holds what its programs had in memory, secrets too."""
+    with of(context).client() as client:
+        written = _connect(sandbox, client).export(file)
+    print_json({"file": str(file), "bytes": written}) if of(context).json else note(f"{file}: {written / (1 << 20):.1f} MiB")
+
+
+def import_(
+    context: typer.Context, file: Annotated[Path, typer.Argument(metavar="FILE", help="What an export of this server's wrote.")]
+) -> None:
+    """Make a suspended sandbox of such a file; prints its id. It is another one than went out, and wakes with the same memory."""
+    from space.sdk import Sandbox
+
+    with of(context).client() as client:
+        made = Sandbox.import_file(file, client=client)
+        info = made.info()
+    print_json(info) if of(context).json else emit(info.id)

@@ -79,6 +79,8 @@ _MODULES: dict[str, dict[str, str]] = {
         "checkpoints": "List a sandbox's checkpoints",
         "rollback": "Take a sandbox back to a checkpoint",
         "fork": "Make children of a sandbox",
+        "export": "Write a suspended sandbox to a file",
+        "import": "Make a suspended sandbox of a file",
     },
     "terminal": {
         "shell": "Open a terminal in a sandbox",

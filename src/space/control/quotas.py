@@ -83,6 +83,11 @@ class Quotas:
         wanted = {"sandboxes": 1, "cpus": spec.cpus, "memory_mib": spec.memory_mib, "disk_mib": spec.disk_mib}
         self._admit(tenant, {name: count * amount for name, amount in wanted.items()}, used(), "delete a sandbox or a template")
 
+    def admit_rest(self, tenant: str, spec: SandboxSpec, used: Usage) -> None:
+        """As `admit`, of a sandbox that comes at rest: its place, its disk and its stored memory."""
+        wanted = {"sandboxes": 1, "disk_mib": spec.disk_mib, "snapshot_mib": spec.memory_mib}
+        self._admit(tenant, wanted, used, "delete a sandbox or a template")
+
     def admit_life(self, tenant: str, spec: SandboxSpec, used: Usage) -> None:
         """As `admit`, of what a sandbox takes again that wakes."""
         self._admit(tenant, {"cpus": spec.cpus, "memory_mib": spec.memory_mib}, used, "suspend another sandbox")

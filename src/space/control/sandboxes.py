@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -45,10 +45,12 @@ from space.model.errors import Conflict, Gone, NoCapacity, NotFound, SpaceError,
 from space.model.ids import new_sandbox_id
 from space.model.sandbox import Phase, SandboxInfo, SandboxSpec
 from space.model.tenants import Usage
+from space.rpc.life_api import Imported
 from space.rpc.node_api import Done, NodeInfo, SandboxState, SetLabels
 
 Resolve = Callable[[str, str], tuple[str, str]]
 Change = Callable[[Connection], object]
+_MOST_DISK_MIB = 1 << 20
 _FIRST_EXEC = "first_exec"  # a stage of the node that is over only when somebody has run a command
 
 
@@ -81,6 +83,7 @@ class Sandboxes:
         self._max = max_sandboxes
         self._max_ttl = max_ttl_seconds
         self._closing = False
+        self._arriving: set[str] = set()  # that the node makes of files, and that have no row yet
         self._isolation = "unknown"
 
     async def start(self, link: NodeLink, figures: Figures, resolve: Resolve = lambda tenant, name: (name, "")) -> None:
@@ -196,6 +199,38 @@ class Sandboxes:
         entry = await self._wanted(tenant, sandbox)
         spec = child_spec(entry.record.spec, asked, max_ttl_seconds=self._max_ttl)
         return await self._forks.fork(entry, spec, asked.count, self._room, repeat)
+
+    async def arrive(self, tenant: str, receive: Callable[[str, int], Awaitable[Imported]]) -> SandboxInfo:
+        """A suspended sandbox of a file. receive: has the node make it under that id, with a disk of at most so many MiB.
+
+        The node has it before its row is here: what a control that dies between leaves there is of no row, and so is deleted.
+        """
+        self._room(1)
+        name = new_sandbox_id()
+        most = self._quotas.room(tenant, lambda: self._book.usage(tenant), most=_MOST_DISK_MIB)
+        chosen = await self.policies.choose(tenant, None, default=True)
+        self._arriving.add(name)
+        try:
+            made = await receive(name, most)
+            spec = SandboxSpec(template=made.template, cpus=made.cpus, memory_mib=made.memory_mib, disk_mib=made.disk_mib, env=made.env)
+            self._room(1)
+            self._quotas.admit_rest(tenant, spec, self._book.usage(tenant))
+            record = Record(
+                id=name, tenant=tenant, spec=spec, desired=WANTED, phase=Phase.SUSPENDED, isolation=self._isolation,
+                created_us=time.time_ns() // 1000, expires_us=None, rest="request", snapshot_bytes=made.snapshot_bytes,
+                policy_generation=1 if chosen.made.digest else 0, policy_state="pending" if chosen.made.digest else "applied",
+                **chosen.fields,
+            )  # fmt: skip
+            entry = self._book.add(record, None, self.policies.keep(chosen))
+            entry.creating = False
+            self.policies.begun(entry, chosen)
+            await entry.committed()
+        except BaseException:
+            self._ends.delete_there(name)
+            raise
+        finally:
+            self._arriving.discard(name)
+        return entry.record.info()
 
     def _room(self, count: int) -> None:
         if self._closing:
@@ -404,7 +439,8 @@ class Sandboxes:
             case decide.Wait():
                 pass
             case decide.DeleteThere():
-                self._ends.delete_there(sandbox)
+                if sandbox not in self._arriving:
+                    self._ends.delete_there(sandbox)
             case decide.Note(phase, isolation):
                 assert entry is not None
                 self._note(entry, phase, isolation)

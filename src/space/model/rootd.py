@@ -28,6 +28,9 @@ beside it where said. Every operation is idempotent by (sandbox, generation).
 | begin_snapshot | BeginSnapshot | two descriptors: the file for the device state (write only), and a conversation (below) |
 | list_snapshots | ListSnapshots | snapshots: [the manifests' fields that `rpc.rootd_client.SnapshotOnHost` has, held: bool] |
 | discard_snapshot | SnapshotOp | its files gone, its memory let go; `conflict` while a sandbox needs it (see `rootd.snapshots`) |
+| open_snapshot | SnapshotOp | manifest: its own; descriptors of memory, device state and disk, for reading |
+| stage_snapshot | StageSnapshot | descriptors: a lock (what is written belongs to who has it), memory, device state and disk |
+| seal_snapshot | SealSnapshot | what was written there is a snapshot, durable, of that sandbox |
 | hold_memory | SnapshotOp | a descriptor: one line once a shared snapshot's memory is held (sealed, charged to a cgroup of its own) |
 | release_memory | SnapshotOp | its holder is dead; clones that live keep what they have mapped |
 | usage | SandboxOp | memory_bytes, cpu_usec, oom_kills (processes that the kernel killed for want of memory) of the sandbox's cgroup |
@@ -203,6 +206,26 @@ class BeginSnapshot:
     durable: bool
 
 
+@dataclass(frozen=True, slots=True)
+class StageSnapshot:
+    """Three empty files of these sizes, to be written by the caller and sealed: a snapshot that comes as a file."""
+
+    snapshot: str
+    memory_mib: int
+    state_bytes: int
+    disk_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class SealSnapshot:
+    """The end of what was staged. facts: the manifest (JSON) of the one that it was when it went; names and sizes are those of this one."""
+
+    snapshot: str
+    sandbox: str
+    generation: int
+    facts: str
+
+
 Shelving = OpenTemplate | KeepTemplate | RebaseTemplate | StageTemplate | SealTemplate | DropTemplate
-Snapshots = SnapshotOp | ListSnapshots | BeginSnapshot
+Snapshots = SnapshotOp | ListSnapshots | BeginSnapshot | StageSnapshot | SealSnapshot
 Operation = Shelving | Snapshots | Describe | SlotOp | EdgeOp | TemplateOp | SandboxOp | CreateSandbox | RenewSandbox | StartVmm

@@ -1,33 +1,31 @@
 """Templates as files: one goes out of the node, or comes in and is one, whole or not at all.
 
-A file that comes is hostile: it is unpacked 128 KiB at a time into a disk that rootd staged, which is no template before every block came
-and the digest was right; its size is bounded by what its header says, which is bounded by the tenant's quota, and by what is free.
+A file that comes is hostile (`blocks`): it is written to a disk that rootd staged, which is no template before every block came and the
+digest was right; its size is bounded by what its header says, which is bounded by the tenant's quota, and by what is free.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 import time
-import zlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TypeVar, cast
-
-import zstandard
+from typing import cast
 
 from space.config import manifest as manifests
 from space.config.artefacts import CERTIFICATE, Store, TemplateManifest
 from space.config.shelf import DISK
 from space.core.template import plan
-from space.core.template.bundle import BLOCK, END, ZEROS, Block, BundleRefused, Content, Header, Reader, head, pack
+from space.core.template.bundle import MAGIC, BundleRefused, Header
 from space.core.template.model import FromTemplate, Recipe, Run, Write
-from space.model.errors import BuildFailed, Conflict, InvalidArgument, NoCapacity, NotFound, SpaceError
+from space.model.errors import BuildFailed, Conflict, NoCapacity, NotFound, SpaceError
 from space.model.rootd import SealTemplate, StageTemplate
 from space.model.sandbox import DEFAULT_TEMPLATE, MIB
+from space.node import blocks
+from space.node.blocks import Incoming, Part
 from space.node.builder import Builds
 from space.node.surroundings import Surroundings
 from space.node.templates import Templates
@@ -35,14 +33,9 @@ from space.rpc import node_api as api
 from space.rpc.session import Data, Stream
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 OURS = "/usr/local/share/ca-certificates/space.crt"  # where set-up puts it (`setup.root`)
-_LEVEL = 3
-_WINDOW = 8 << 20  # what unpacking may take of memory; packing at this level needs 2 MiB
-_SLICE = 64  # blocks that one step of a thread reads
 _MOST_AT_ONCE = 2
-_LEAST_FREE = 256 * MIB
 _IMPORT = ".import-"
 
 
@@ -70,11 +63,10 @@ class Bundles:
         with self._turn(f"export {digest} {id(stream)}"):
             disk = await self._opened(manifest)
             try:
-                content = Content()
-                for blocks in _slices(disk, manifest.disk_bytes):
-                    await _in_thread(functools.partial(_digested, content, disk, blocks))
-                header = Header(content.digest(), manifest.disk_bytes, replace(manifest, tenant="").settings(), manifest.root)
-                return await self._sent(stream, header, disk)
+                parts = [Part(disk, 0, manifest.disk_bytes)]
+                content = await blocks.digest(parts)
+                header = Header(content, manifest.disk_bytes, replace(manifest, tenant="").settings(), manifest.root)
+                return await blocks.send(stream, header, MAGIC, parts)
             finally:
                 os.close(disk)
 
@@ -82,22 +74,6 @@ class Bundles:
         if manifest.tenant:
             return await self._around.rootd.open_template(manifest.digest)
         return os.open(self._store.directory(manifest.digest) / DISK, os.O_RDONLY | os.O_CLOEXEC)
-
-    @staticmethod
-    async def _sent(stream: Stream, header: Header, disk: int) -> api.Exported:
-        packer = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compressobj()
-        size = crc = 0
-
-        async def send(data: bytes) -> None:
-            nonlocal size, crc
-            size, crc = size + len(data), zlib.crc32(data, crc)
-            await stream.send(data)
-
-        await send(packer.compress(head(header)))
-        for blocks in _slices(disk, header.disk_bytes):
-            await send(await _in_thread(functools.partial(_packed, packer, disk, blocks)))
-        await send(packer.compress(END) + packer.flush())
-        return api.Exported(header.content, size, crc)
 
     async def take(self, stream: Stream, asked: api.TemplateImport) -> TemplateManifest:
         """What comes is a template of the tenant's. InvalidArgument says why it is none; NoCapacity: no room for its disk."""
@@ -171,82 +147,36 @@ class Bundles:
                 await self._around.rootd.drop_template(digest, force=True)
 
 
-class _Coming:
-    """One import. Its bytes are unpacked and written in a thread, which asks for the disk once the header is there."""
+class _Coming(Incoming):
+    """One import."""
 
     def __init__(self, bundles: Bundles, asked: api.TemplateImport, now: TemplateManifest) -> None:
+        super().__init__(MAGIC, asked.most_mib * MIB)
         self._bundles, self._asked, self._now = bundles, asked, now
-        self._reader = Reader(asked.most_mib * MIB)
-        self._loop = asyncio.get_running_loop()
         self._settings: manifests.TemplateManifest | None = None
         self._digest = ""
         self._there: TemplateManifest | None = None
-        self._disk: int | None = None
         self._committed = False
-        self._stopped = False
-        self._written = 0
-
-    @property
-    def header(self) -> Header:
-        assert self._reader.header is not None, "it was committed"
-        return self._reader.header
-
-    async def receive(self, stream: Stream) -> None:
-        """All of it."""
-        unpacker = zstandard.ZstdDecompressor(max_window_size=_WINDOW).stream_writer(self, closefd=False)  # type: ignore[arg-type]
-        try:
-            async for event in stream:
-                if isinstance(event, Data):
-                    await _in_thread(functools.partial(unpacker.write, event.payload), self.stop)
-            self._reader.close()
-        except BundleRefused as refused:
-            raise InvalidArgument(f"this is no template that can be imported: {refused}") from None
-        except zstandard.ZstdError as error:
-            raise InvalidArgument(f"this is no template that can be imported: its packing is broken ({str(error)[:120]})") from None
-        except OSError as error:
-            raise NoCapacity(
-                f"the template's disk cannot be written: {error.strerror}", hint="free space below the data directory"
-            ) from None
 
     async def commit(self) -> TemplateManifest:
         """It is a template."""
         if self._there is not None:
             return self._there
-        assert self._disk is not None, "a file without blocks has a header"
         assert self._settings is not None, "they came with the header"
-        await _in_thread(functools.partial(os.fsync, self._disk))
+        await self.synced()
         made = await self._bundles.seal(self._digest, self._now.digest, self._settings.settings())
         self._committed = True
         return made
 
     async def end(self) -> None:
         """Nothing is left of an import that was not committed."""
-        if self._disk is not None:
-            os.close(self._disk)
+        for part in self.parts:
+            os.close(part.descriptor)
         if self._digest:
             await asyncio.shield(self._bundles.forget(self._digest, drop=not self._committed))
 
-    # -- in the thread -------------------------------------------------------------------------------------------
-
-    def stop(self) -> None:
-        """Write nothing more."""
-        self._stopped = True
-
-    def write(self, data: bytes) -> int:
-        """What was unpacked, a piece of it."""
-        if self._stopped:
-            raise BundleRefused("the import was given up")
-        for found in self._reader.receive(data):
-            if isinstance(found, Header):
-                asyncio.run_coroutine_threadsafe(self._begin(found), self._loop).result()
-            elif self._disk is not None:
-                if self._written % 256 == 0 and _free(self._disk) < _LEAST_FREE:
-                    raise NoCapacity("the data's file system is nearly full", hint="`space prune`, or free space below the data directory")
-                self._written += 1
-                os.pwrite(self._disk, found.data, found.offset)
-        return len(data)
-
-    async def _begin(self, header: Header) -> None:
+    async def begin(self, header: Header) -> None:
+        """Whose it is, and its disk."""
         asked, now = self._asked, self._now
         try:
             author = manifests.settings(header.settings)
@@ -263,7 +193,7 @@ class _Coming:
         if self._there is None:
             self._bundles.claim(digest)
             self._digest = digest
-            self._disk = await self._bundles.stage(digest, header.disk_bytes)
+            self.parts = [Part(await self._bundles.stage(digest, header.disk_bytes), 0, header.disk_bytes)]
 
 
 class _Mute:
@@ -277,63 +207,3 @@ class _Mute:
 
     async def __aiter__(self) -> AsyncIterator[Data]:
         yield Data(0, bytes(1024))
-
-
-async def _in_thread(work: Callable[[], T], stop: Callable[[], None] = lambda: None) -> T:
-    """Do it there. When this is cancelled it is over in the thread as well, so that descriptors can be closed."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        stop()
-        await asyncio.wait({task})
-        if not task.cancelled():
-            task.exception()  # it is not news
-        raise
-
-
-def _slices(disk: int, size: int) -> Iterator[list[int]]:
-    """Offsets of blocks with data in them, some at a time."""
-    some: list[int] = []
-    for offset in _offsets(disk, size):
-        some.append(offset)
-        if len(some) == _SLICE:
-            yield some
-            some = []
-    if some:
-        yield some
-
-
-def _offsets(disk: int, size: int) -> Iterator[int]:
-    at = 0
-    while at < size:
-        try:
-            begin = os.lseek(disk, at, os.SEEK_DATA)
-        except OSError:  # only a hole from here on
-            return
-        end = os.lseek(disk, begin, os.SEEK_HOLE)
-        at = max(at, begin // BLOCK * BLOCK)
-        while at < min(end, size):
-            yield at
-            at += BLOCK
-
-
-def _read(disk: int, offsets: list[int]) -> Iterator[Block]:
-    for offset in offsets:
-        data = os.pread(disk, BLOCK, offset)
-        if data and data != ZEROS[: len(data)]:
-            yield Block(offset, data.ljust(BLOCK, b"\0"))
-
-
-def _digested(content: Content, disk: int, offsets: list[int]) -> None:
-    for block in _read(disk, offsets):
-        content.add(block)
-
-
-def _packed(packer: zstandard.ZstdCompressionObj, disk: int, offsets: list[int]) -> bytes:
-    return b"".join(packer.compress(pack(block)) for block in _read(disk, offsets))
-
-
-def _free(disk: int) -> int:
-    facts = os.fstatvfs(disk)
-    return facts.f_bavail * facts.f_frsize

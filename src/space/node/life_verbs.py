@@ -36,6 +36,8 @@ class LifeVerbs:
             "fork": self._fork,
             "bake": self._bake,
             "template_snapshot": self._template_snapshot,
+            "sandbox_export": self._export,
+            "sandbox_import": self._import,
         }
 
     def _find(self, sandbox: str) -> Sandbox:
@@ -101,6 +103,12 @@ class LifeVerbs:
     async def _template_snapshot(self, stream: Stream, request: bytes) -> None:
         manifest = await self._node.keep_as_template(decode(life_api.TemplateSnapshot, request))
         await stream.send_message(self._node.templates.info(manifest), last=True)
+
+    async def _export(self, stream: Stream, request: bytes) -> None:
+        await stream.send_message(await self._node.parcels.export(stream, decode(api.Target, request)), last=True)
+
+    async def _import(self, stream: Stream, request: bytes) -> None:
+        await stream.send_message(await self._node.parcels.take(stream, decode(life_api.Import, request)), last=True)
 
     async def _through(self, stream: Stream, sandbox: Sandbox, work: Coroutine[Any, Any, api.SandboxState]) -> None:
         """Do it, and tell every phase on the way. It goes on when whoever asked leaves."""

@@ -31,6 +31,7 @@ from space.node.bundles import Bundles
 from space.node.guest import environment_fits
 from space.node.ledger import Baked, Holding, Kind, Record, Size, host_name
 from space.node.life import Origin
+from space.node.parcels import Parcels
 from space.node.sandbox import Instant, Sandbox
 from space.node.surroundings import Surroundings
 from space.node.templates import Templates
@@ -59,6 +60,7 @@ class Node:
         self.templates = Templates(around, store)
         self.builds = Builds(around, store, self.templates)
         self.bundles = Bundles(around, store, self.templates, self.builds)
+        self.parcels = Parcels(around, self.templates, self.find, self._arrived)
         self.warm = Warm(around, store, around.warm_templates, self._boots, self._origins)
         around.accelerators.probe_with(lambda kernel: probe.probe_kvm(around, store, kernel))
 
@@ -260,6 +262,12 @@ class Node:
         )
         self.around.archive.of(child.sandbox).inherit(parent.processes.heads(instant.kept))
         return self._keep(Sandbox.create(record, self.around, Origin(instant.snapshot, restore=True)))
+
+    def _arrived(self, record: Record) -> Sandbox:
+        """It came as a file, and is suspended."""
+        if record.sandbox in self._sandboxes:
+            raise Conflict(f"sandbox {record.sandbox} is here already")
+        return self._keep(Sandbox.at_rest(record, self.around))
 
     async def _discard_after(self, snapshot: str, children: list[Sandbox]) -> None:
         for child in children:

@@ -9,8 +9,18 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from space.model.rootd import BeginSnapshot, CreateSandbox, KeepTemplate, RebaseTemplate, SealTemplate, StageTemplate, StartVmm
-from space.rpc.rootd_client import Description, Listeners, SnapshotDoor, SnapshotOnHost, Usage
+from space.model.rootd import (
+    BeginSnapshot,
+    CreateSandbox,
+    KeepTemplate,
+    RebaseTemplate,
+    SealSnapshot,
+    SealTemplate,
+    StageSnapshot,
+    StageTemplate,
+    StartVmm,
+)
+from space.rpc.rootd_client import Description, Listeners, SnapshotDoor, SnapshotFiles, SnapshotOnHost, StagedSnapshot, Usage
 
 
 class Rootd(Protocol):
@@ -78,6 +88,15 @@ class Rootd(Protocol):
 
     async def discard_snapshot(self, snapshot: str) -> None:
         """Conflict while a sandbox is made of it; nothing there is fine."""
+
+    async def open_snapshot(self, snapshot: str) -> SnapshotFiles:
+        """Its manifest and files, for reading."""
+
+    async def stage_snapshot(self, request: StageSnapshot) -> StagedSnapshot:
+        """Files to write."""
+
+    async def seal_snapshot(self, request: SealSnapshot) -> None:
+        """What was written is a snapshot, durably."""
 
     async def hold_memory(self, snapshot: str) -> None:
         """Returns when machines can be made of a shared snapshot."""

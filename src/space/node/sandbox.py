@@ -98,6 +98,16 @@ class Sandbox(Lives):
         return sandbox
 
     @classmethod
+    def at_rest(cls, record: Record, around: Surroundings) -> Sandbox:
+        """One that is suspended in a snapshot which was not taken of it here."""
+        around.ledger.put(record)
+        sandbox = cls(record, around)
+        sandbox._was_running = True
+        sandbox._publish()
+        sandbox._begin(sandbox._found_at_rest(Phase.SUSPENDED))
+        return sandbox
+
+    @classmethod
     def recover(cls, record: Record, around: Surroundings, step: Found) -> Sandbox:
         """One that an earlier node process left, with the step that the recovery plan has for it."""
         sandbox = cls(record, around)

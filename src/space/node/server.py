@@ -32,7 +32,7 @@ from space.core.lifecycle.admission import Capacity, memory_budget
 from space.host.files import free_bytes
 from space.model.errors import SpaceError
 from space.model.sandbox import MIB
-from space.node import limits
+from space.node import limits, parcels
 from space.node.archive import Archive
 from space.node.board import Board
 from space.node.egress import Egress
@@ -132,6 +132,7 @@ def compose(instance: Instance, settings: Settings, trace: Trace = no_trace) -> 
         ),
         history=History(settings.metrics_interval_seconds),
         disk_of=lambda sandbox: instance.sandboxes / sandbox / "disk.img",
+        export_key=parcels.key(instance.node_data / "export.key"),
         warm_templates=settings.warm_templates,
         clones_ahead=settings.clones_ahead,
         trace=trace,

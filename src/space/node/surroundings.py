@@ -36,6 +36,7 @@ class Surroundings:
     archive: Archive
     history: History
     disk_of: Callable[[str], Path]  # a sandbox's disk, to have it on stable storage
+    export_key: bytes  # seals sandboxes that go out as files
     warm_templates: int = 0
     clones_ahead: int = 4
     trace: Trace = no_trace

@@ -29,9 +29,11 @@ from space.model.rootd import (
     RebaseTemplate,
     RenewSandbox,
     SandboxOp,
+    SealSnapshot,
     SealTemplate,
     SlotOp,
     SnapshotOp,
+    StageSnapshot,
     StageTemplate,
     StartVmm,
     TemplateOp,
@@ -63,6 +65,9 @@ OPERATIONS: dict[str, type[Operation]] = {
     "begin_snapshot": BeginSnapshot,
     "list_snapshots": ListSnapshots,
     "discard_snapshot": SnapshotOp,
+    "open_snapshot": SnapshotOp,
+    "stage_snapshot": StageSnapshot,
+    "seal_snapshot": SealSnapshot,
     "hold_memory": SnapshotOp,
     "release_memory": SnapshotOp,
 }
@@ -75,6 +80,7 @@ _RANGES: dict[str, tuple[int, int]] = {
     "disk_mib": (1, 1 << 20),
     "memory_mib": (32, 1 << 20),
     "cpus": (1, 64),
+    "state_bytes": (1, 1 << 20),
 }
 _CHECKS: dict[str, Callable[[str], object]] = {
     "sandbox": ids.sandbox_id,
@@ -84,6 +90,7 @@ _CHECKS: dict[str, Callable[[str], object]] = {
     "digest": ids.digest,
     "onto": ids.digest,
     "settings": manifest.settings,
+    "facts": lambda text: json.loads(text).keys(),
 }
 _MAY_BE_EMPTY = {("create_sandbox", "snapshot")}
 _KINDS: dict[Any, type[int] | type[str]] = {"int": int, "str": str, "bool": bool}
@@ -153,5 +160,5 @@ def _check(name: str, value: Any, kind: type[int] | type[str]) -> None:
     if isinstance(value, str) and name in _CHECKS:
         try:
             _CHECKS[name](value)
-        except ValueError as error:
+        except (ValueError, AttributeError, RecursionError) as error:
             raise InvalidArgument(str(error)[:200]) from None

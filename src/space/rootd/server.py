@@ -43,14 +43,16 @@ from space.model.rootd import (
     RebaseTemplate,
     RenewSandbox,
     SandboxOp,
+    SealSnapshot,
     SealTemplate,
     SlotOp,
     SnapshotOp,
+    StageSnapshot,
     StageTemplate,
     StartVmm,
     TemplateOp,
 )
-from space.rootd import edge, memory, outbound, records, roots, sandboxes, slots, snapshots, taking, templates, vmm, workers
+from space.rootd import arrivals, edge, memory, outbound, records, roots, sandboxes, slots, snapshots, taking, templates, vmm, workers
 from space.rootd.faults import fault
 from space.rootd.log import configure, log
 
@@ -100,6 +102,13 @@ class Rootd:
                 return {}, taking.begin(self.place, record)
             case ListSnapshots():
                 return {"snapshots": [self._snapshot(each) for each in snapshots.existing(self.instance)]}, ()
+            case StageSnapshot():
+                return {}, arrivals.stage(self.instance, record)
+            case SealSnapshot():
+                arrivals.seal(self.instance, record)
+                return {}, ()
+            case SnapshotOp(snapshot=snapshot) if op == "open_snapshot":
+                return arrivals.opened(self.instance, snapshot)
             case SnapshotOp(snapshot=snapshot):
                 return self._on_snapshot(op, snapshot)
             case SandboxOp():
@@ -110,6 +119,7 @@ class Rootd:
                 assert_never(record)
 
     def _describe(self) -> dict[str, Any]:
+        snapshots.tidy(self.instance)  # a node begins: what its predecessor was writing is nobody's
         found = [
             {"sandbox": one.sandbox, "generation": one.generation, "slot": one.slot, "alive": sandboxes.is_alive(self.place, one)}
             for one in sandboxes.existing(self.place)
@@ -177,7 +187,7 @@ class Rootd:
         try:
             name, record = records.decode(message)
             # a template's settings are its author's, and may hold what no log should
-            about = " ".join(f"{key}={value}" for key, value in asdict(record).items() if key != "settings")
+            about = " ".join(f"{key}={value}" for key, value in asdict(record).items() if key not in ("settings", "facts"))
             sandbox = getattr(record, "sandbox", None)
             values, descriptors = self.perform(name, record)
             reply, outcome = records.answer(values), "ok"

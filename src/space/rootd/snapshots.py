@@ -88,8 +88,14 @@ def discard(instance: Instance, snapshot: str) -> None:
         with suppress(FileNotFoundError):
             os.rename(snapshot, GONE + snapshot, src_dir_fd=directory, dst_dir_fd=directory)
         files.remove_tree(directory, GONE + snapshot)
+        files.remove_tree(directory, staged(snapshot))
     finally:
         os.close(directory)
+
+
+def staged(snapshot: str) -> str:
+    """The directory of one that is coming as a file."""
+    return f"{layout.NEW}{snapshot}.import"
 
 
 def tidy(instance: Instance) -> None:

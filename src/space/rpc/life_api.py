@@ -12,6 +12,8 @@
 | fork | Fork | Forked, then SandboxState of every child as it goes through its phases; ends when each is running or failed |
 | bake | Bake | Done: there is a warm snapshot of that size, of which the next sandboxes are cloned |
 | template_snapshot | TemplateSnapshot | TemplateInfo: the disk of the sandbox, as it is, is a template now; it is warm once it was used |
+| sandbox_export | Target | DATA is a suspended sandbox as a file (`core.template.bundle`, packed); Exported |
+| sandbox_import | Import | control's DATA is such a file; Imported: there is a suspended sandbox of that id |
 
 Every life begins with a generation that the sandbox has not had (control counts it up), and with the policy of now: what a snapshot
 knows of either is not asked. A repeat with the generation that it has joins that life. A life that cannot begin leaves the sandbox as
@@ -127,3 +129,23 @@ class TemplateSnapshot(Asked, frozen=True, forbid_unknown_fields=True):
     sandbox: str
     name: str
     digest: Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+
+
+class Import(Asked, frozen=True, forbid_unknown_fields=True):
+    """A file becomes a suspended sandbox of the tenant's, with that id. most_mib: how large its disk may be."""
+
+    sandbox: SandboxId
+    tenant: str
+    most_mib: Annotated[int, Meta(ge=0, le=1 << 20)] = 1 << 20
+
+
+class Imported(msgspec.Struct, frozen=True, tag_field="t", tag="imported"):
+    """It is there. template, digest: what it was made of. snapshot_bytes: what its memory takes."""
+
+    template: str
+    cpus: int
+    memory_mib: int
+    disk_mib: int
+    env: dict[str, str]
+    snapshot_bytes: int
+    digest: str

@@ -9,6 +9,7 @@
 | watch | Empty | SandboxState, first for every sandbox there is, then at each change, until closed |
 | pause, resume | Target | SandboxState |
 | suspend, stop, wake, checkpoint, checkpoints, drop_checkpoint, rollback, fork, bake, template_snapshot | `rpc.life_api` | what it says |
+| sandbox_export, sandbox_import | `rpc.life_api` | what it says |
 | noop | Target | Done (a round trip to the guest's daemon) |
 | metrics | Target | Metrics |
 | exec | Exec | Started; when attached: DATA (lane 0 stdout, 1 stderr), Exited; control sends its input |

@@ -32,9 +32,11 @@ from space.model.rootd import (
     RebaseTemplate,
     RenewSandbox,
     SandboxOp,
+    SealSnapshot,
     SealTemplate,
     SlotOp,
     SnapshotOp,
+    StageSnapshot,
     StageTemplate,
     StartVmm,
     TemplateOp,
@@ -101,6 +103,34 @@ class SnapshotDoor:
 
     state: int
     talk: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFiles:
+    """A snapshot that is there: its manifest, and descriptors for reading, which the caller owns."""
+
+    manifest: dict[str, Any]
+    memory: int
+    state: int
+    disk: int
+
+    def close(self) -> None:
+        """All of them."""
+        _close_all((self.memory, self.state, self.disk))
+
+
+@dataclass(frozen=True, slots=True)
+class StagedSnapshot:
+    """One that is being written: descriptors, which the caller owns. lock: while it is open, nobody takes the rest for what was left."""
+
+    lock: int
+    memory: int
+    state: int
+    disk: int
+
+    def close(self) -> None:
+        """All of them."""
+        _close_all((self.memory, self.state, self.disk, self.lock))
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +337,20 @@ class RootdClient:
         """Remove it and let its memory go; nothing there is fine. Conflict while a sandbox is made of it."""
         await self._ask("discard_snapshot", SnapshotOp(snapshot))
 
+    async def open_snapshot(self, snapshot: str) -> SnapshotFiles:
+        """One's manifest and files, for reading. NotFound; Conflict for a template's."""
+        answer = await self._ask("open_snapshot", SnapshotOp(snapshot))
+        memory, state, disk = self._descriptors(answer, 3)
+        return SnapshotFiles(answer.values.get("manifest") or {}, memory, state, disk)
+
+    async def stage_snapshot(self, request: StageSnapshot) -> StagedSnapshot:
+        """Files to write, which are a snapshot once they are sealed."""
+        return StagedSnapshot(*self._descriptors(await self._ask("stage_snapshot", request), 4))
+
+    async def seal_snapshot(self, request: SealSnapshot) -> None:
+        """What was written there is a snapshot, durably."""
+        await self._ask("seal_snapshot", request)
+
     async def hold_memory(self, snapshot: str) -> None:
         """Returns when a shared snapshot's memory is held. Unavailable when its holder ended before."""
         answer = await self._ask("hold_memory", SnapshotOp(snapshot))
@@ -358,12 +402,16 @@ class RootdClient:
                 return self._connection
             raise Unavailable(f"rootd cannot be reached at {self._path}: {failure.strerror}", hint="is serve running?") from failure
 
+    @classmethod
+    def _one_descriptor(cls, answer: _Answer) -> int:
+        return cls._descriptors(answer, 1)[0]
+
     @staticmethod
-    def _one_descriptor(answer: _Answer) -> int:
-        if len(answer.descriptors) != 1:
+    def _descriptors(answer: _Answer, count: int) -> Sequence[int]:
+        if len(answer.descriptors) != count:
             _close_all(answer.descriptors)
-            raise ProtocolError("rootd's answer came without the descriptor")
-        return answer.descriptors[0]
+            raise ProtocolError(f"rootd's answer came with {len(answer.descriptors)} descriptors, not {count}")
+        return answer.descriptors
 
 
 async def _first_line(descriptor: int) -> bytes:

@@ -8,17 +8,29 @@ this host. `fail_next(op)` makes the next call of an operation fail, before or a
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from space.config import manifest
 from space.config.artefacts import Store
 from space.model.errors import Conflict, Gone, InvalidArgument, NotFound, Unavailable
-from space.model.rootd import BeginSnapshot, CreateSandbox, KeepTemplate, RebaseTemplate, SealTemplate, StageTemplate, StartVmm
-from space.rpc.rootd_client import Description, Listeners, SandboxOnHost, SnapshotOnHost, Usage
+from space.model.rootd import (
+    BeginSnapshot,
+    CreateSandbox,
+    KeepTemplate,
+    RebaseTemplate,
+    SealSnapshot,
+    SealTemplate,
+    StageSnapshot,
+    StageTemplate,
+    StartVmm,
+)
+from space.rpc.rootd_client import Description, Listeners, SandboxOnHost, SnapshotFiles, SnapshotOnHost, StagedSnapshot, Usage
+from space.testing.guest import FakeGuest
 
 
 @dataclass(slots=True)
@@ -84,6 +96,8 @@ class MemoryHost:
         self.store: Store | None = None  # where templates are, as the node sees them
         self.staged: dict[str, int] = {}
         self.disks: dict[str, int] = {}  # of templates that were staged
+        self.travelled: dict[str, object] = {}  # guests that went out as files, by snapshot
+        self.coming: dict[str, tuple[int, StageSnapshot]] = {}  # device state, of snapshots that are written
         self._faults: dict[str, list[tuple[Exception, str]]] = defaultdict(list)
 
     def fail_next(self, op: str, error: Exception | None = None, *, when: str = "before") -> None:
@@ -101,7 +115,8 @@ class MemoryHost:
         )
 
     def _stored(self) -> list[str]:
-        return [f"snapshot {name}" for name in sorted(self.snapshots)] + [f"memory of {name}" for name in sorted(self.held)]
+        coming = [f"snapshot {name} that comes" for name in sorted(self.coming)]
+        return [f"snapshot {name}" for name in sorted(self.snapshots)] + coming + [f"memory of {name}" for name in sorted(self.held)]
 
     def vmm(self, sandbox: str) -> MemoryVmm | None:
         """The VMM of a sandbox, if one was started."""
@@ -352,9 +367,58 @@ class MemoryHost:
             if files.record.snapshot == snapshot and not begun:
                 raise Conflict(f"sandbox {name} is made of snapshot {snapshot}")
         self.held.discard(snapshot)
+        self._unstage(snapshot)
         if (found := self.snapshots.pop(snapshot, None)) is not None:
             found.let_go()
         await self._leave("discard_snapshot")
+
+    async def open_snapshot(self, snapshot: str) -> SnapshotFiles:
+        """Its device state names it, so that what is written of these files elsewhere is the same guest."""
+        await self._enter("open_snapshot")
+        if snapshot not in self.snapshots:
+            raise NotFound(f"there is no snapshot {snapshot} on this host")
+        told = self.snapshots[snapshot].told
+        if told.shared:
+            raise Conflict(f"snapshot {snapshot} is a template's")
+        image = self.snapshots[snapshot].image
+        self.travelled[snapshot] = FakeGuest(image) if isinstance(image, FakeGuest) else image
+        files = [os.memfd_create(f"{snapshot} {name}") for name in ("memory", "state", "disk")]
+        os.pwrite(files[0], b"memory", 3 << 16)
+        os.ftruncate(files[0], told.memory_mib << 20)
+        os.write(files[1], snapshot.encode())
+        os.pwrite(files[2], b"disk", 5 << 16)
+        os.ftruncate(files[2], told.disk_mib << 20)
+        return SnapshotFiles({"state_bytes": len(snapshot), **asdict(told)}, *files)
+
+    async def stage_snapshot(self, request: StageSnapshot) -> StagedSnapshot:
+        """Files in memory."""
+        await self._enter("stage_snapshot")
+        if request.snapshot in self.snapshots:
+            raise Conflict(f"snapshot {request.snapshot} is there already")
+        sizes = (0, request.memory_mib << 20, request.state_bytes, request.disk_mib << 20)
+        files = [os.memfd_create(request.snapshot) for _ in sizes]
+        for descriptor, size in zip(files, sizes, strict=True):
+            os.ftruncate(descriptor, size)
+        self._unstage(request.snapshot)
+        self.coming[request.snapshot] = (os.dup(files[2]), request)
+        await self._leave("stage_snapshot")
+        return StagedSnapshot(*files)
+
+    async def seal_snapshot(self, request: SealSnapshot) -> None:
+        """The guest that went out."""
+        await self._enter("seal_snapshot")
+        if request.snapshot not in self.snapshots:
+            state, _ = self.coming[request.snapshot]
+            image = self.travelled[os.pread(state, 64, 0).decode()]
+            told = {name: value for name, value in json.loads(request.facts).items() if name != "state_bytes"}
+            here = {"snapshot": request.snapshot, "sandbox": request.sandbox, "generation": request.generation, "parent": ""}
+            self.snapshots[request.snapshot] = MemorySnapshot(SnapshotOnHost(**(told | here)), image, lambda: None)
+            self._unstage(request.snapshot)
+        await self._leave("seal_snapshot")
+
+    def _unstage(self, snapshot: str) -> None:
+        if (staged := self.coming.pop(snapshot, None)) is not None:
+            os.close(staged[0])
 
     async def hold_memory(self, snapshot: str) -> None:
         """Of a shared one."""

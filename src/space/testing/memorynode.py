@@ -81,6 +81,7 @@ class MemoryNode:
     """
 
     clones_ahead = 4  # of each size that is warm
+    export_key = bytes(32)
     ends_pipes = False  # whether its VMM's snapshots end the pipes of what they are taken of
 
     def __init__(
@@ -141,6 +142,7 @@ class MemoryNode:
             archive=Archive(self._directory / "spool", self._quota, self._retention),
             history=History(self._interval),
             disk_of=lambda _: self._directory / "ledger.db",
+            export_key=self.export_key,
             warm_templates=self._warm,
             clones_ahead=self.clones_ahead,
             trace=self._trace,

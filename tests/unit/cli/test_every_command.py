@@ -123,6 +123,8 @@ ASKED = {
     "template delete": "mine:v1",
     "template rebake": "mine:v1",
     "template export": "mine:v1 OUT",
+    "export": "SUSPENDED OUT",
+    "import": "NIGHT",
     "template import": "BUNDLE mine:v3",
     "prune": "--dry-run",
     "config show": "",
@@ -191,6 +193,9 @@ def test_every_command_answers_with_json(
     (tmp_path / "recipe.toml").write_text('version = 1\nname = "mine"\n[base]\ntemplate = "base"\n')
     list(client.build_template(tmp_path / "recipe.toml", tag="v1"))
     client.export_template("mine:v1", tmp_path / "bundle")
+    asleep = Sandbox.create(client=client)
+    asleep.suspend()
+    asleep.export(tmp_path / "night")
     server.egress.log.add(sandbox.id, name="a.example.com", port=443, method="GET", path="/", status=403, reason="name_not_allowed")
     more = {"A": server.egress.ask(sandbox.id), "POLICY": str(tmp_path / "policy.toml")}
     for name in ("stored", "unused"):
@@ -209,6 +214,8 @@ def test_every_command_answers_with_json(
         "OUT": str(tmp_path / "out"),
         "CP": sandbox.checkpoint().id,
         "BUNDLE": str(tmp_path / "bundle"),
+        "SUSPENDED": asleep.id,
+        "NIGHT": str(tmp_path / "night"),
         "S:/copied": f"{sandbox.id}:/copied",
         **more,
     }

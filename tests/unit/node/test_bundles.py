@@ -14,7 +14,7 @@ import zstandard
 from space.config.artefacts import Store, TemplateManifest
 from space.core.template.bundle import BLOCK, END, MIB, Block, Content, Header, Reader, head, pack
 from space.model.errors import InvalidArgument, NoCapacity, NotFound, SpaceError
-from space.node import bundles
+from space.node import blocks
 from space.rpc import node_api as api
 from space.rpc.session import Data, Session
 from space.testing.memorynode import MemoryNode
@@ -26,7 +26,7 @@ BLOCKS = (Block(0, os.urandom(BLOCK)), Block(3 * BLOCK, os.urandom(BLOCK)), Bloc
 @pytest.fixture(autouse=True)
 def room(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fake host's disks are in memory, which says of itself that it has no room."""
-    monkeypatch.setattr(bundles, "_free", lambda disk: 1 << 40)
+    monkeypatch.setattr(blocks, "_free", lambda disk: 1 << 40)
 
 
 def raw(*blocks: Block, settings: str = SETTINGS.settings(), disk_mib: int = 4, content: str = "") -> bytes:
@@ -118,7 +118,7 @@ async def test_file_that_wants_much_memory_to_be_unpacked_is_refused(tmp_path: P
 
 
 async def test_full_file_system_is_a_typed_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundles, "_free", lambda disk: 0)
+    monkeypatch.setattr(blocks, "_free", lambda disk: 0)
     async with MemoryNode(tmp_path) as lab, lab.connected() as session:
         with pytest.raises(NoCapacity, match="nearly full"):
             await imported(session, zstandard.compress(raw(*BLOCKS)))

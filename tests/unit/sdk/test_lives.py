@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
+from pathlib import Path
 
 import httpx
 import pytest
 import uvloop
 
-from space.model.errors import Conflict, NotFound
+from space.model.errors import Conflict, InvalidArgument, NotFound
 from space.model.sandbox import IdlePolicy, Phase
 from space.sdk import AsyncSandbox, Client, Sandbox
 from space.sdk.testing import MockServer
@@ -71,6 +73,45 @@ def story(client: Client) -> None:
 def test_the_mock_server_lives_as_the_server_does() -> None:
     with MockServer().client() as client:
         story(client)
+
+
+def travel(client: Client, directory: Path) -> None:
+    """A suspended one as a file, and back as another."""
+    file = directory / "night.space"
+    with Sandbox.create(client=client, env={"A": "b"}) as sandbox:
+        with pytest.raises(Conflict, match="a file is made of one that is suspended"):
+            sandbox.export(file)
+        assert list(directory.iterdir()) == []
+        sandbox.suspend()
+        assert sandbox.export(file) == file.stat().st_size > 0
+        with pytest.raises(Conflict, match="is there already"):
+            sandbox.export(file)
+        with Sandbox.import_file(file, client=client) as other:
+            info = other.info()
+            assert (info.id == sandbox.id, info.phase, info.expires_at) == (False, Phase.SUSPENDED, None)
+            assert dict(info.spec.env) == {"A": "b"}
+        other.wake()  # leaving its block deleted nothing
+        assert other.info().start == "restore"
+        other.delete()
+    file.write_bytes(b"something else")
+    with pytest.raises(InvalidArgument, match="no sandbox that can be imported"):
+        Sandbox.import_file(file, client=client)
+    with pytest.raises(InvalidArgument, match="cannot read"):
+        Sandbox.import_file(directory / "nothing", client=client)
+
+
+def test_a_sandbox_travels_as_a_file_on_the_mock_server(tmp_path: Path) -> None:
+    with MockServer().client() as client:
+        travel(client, tmp_path)
+
+
+@dialogue()
+async def test_a_sandbox_travels_as_a_file_on_a_server(world: World) -> None:
+    def talk() -> None:
+        with Client(api_url=world.url, api_key=world.key) as client, tempfile.TemporaryDirectory() as directory:
+            travel(client, Path(directory))
+
+    await asyncio.to_thread(talk)
 
 
 @dialogue()

@@ -1,11 +1,12 @@
-r"""A template as one file: how it begins, and its disk without the blocks that are zeros. Pure; the file is this, packed with zstd.
+r"""A template or a suspended sandbox as one file: what it is, and its bytes without the blocks that are zeros. Pure; packed with zstd.
 
-    "space template 1\n", length (u32), SHA-256 of the header, header (JSON)
+    "space template 1\n" or "space sandbox 1\n", length (u32), SHA-256 of the header, header (JSON)
     block*: index (u32), 64 KiB                          in rising order, none of zeros only
     end: 0xffffffff
 
 The header has the SHA-256 of all blocks with their indices, so a file says before its disk comes what it is, and nothing is a template
-before that was true. Numbers are big-endian. A reader takes at most what the disk's size allows, whatever it was packed of.
+before that was true. Numbers are big-endian. A reader takes at most what the disk's size allows, whatever it was packed of. A sandbox's
+"disk" is its memory, device state and disk behind each other, each from a whole block on (`node.parcels`).
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 MAGIC = b"space template 1\n"
+SANDBOX = b"space sandbox 1\n"
 BLOCK = 64 << 10
 MIB = 1 << 20
 MOST_HEADER = 128 << 10
 MOST_DISK = 1 << 40
 ZEROS = bytes(BLOCK)
-_FIXED = len(MAGIC) + 4 + 32
+_FIXED = 4 + 32  # behind the first line
 _INDEX = struct.Struct(">I")
 _END = 0xFFFFFFFF
 END = _INDEX.pack(_END)
@@ -66,10 +68,10 @@ class Content:
         return self._hash.hexdigest()
 
 
-def head(header: Header) -> bytes:
+def head(header: Header, magic: bytes = MAGIC) -> bytes:
     """The beginning of a file."""
     text = json.dumps(asdict(header), sort_keys=True).encode()
-    return MAGIC + _INDEX.pack(len(text)) + hashlib.sha256(text).digest() + text
+    return magic + _INDEX.pack(len(text)) + hashlib.sha256(text).digest() + text
 
 
 def pack(block: Block) -> bytes:
@@ -78,10 +80,13 @@ def pack(block: Block) -> bytes:
 
 
 class Reader:
-    """Eats a file piece by piece: first a `Header`, then blocks. `close` says whether that was all of it. most: bytes of a disk."""
+    """Eats a file piece by piece: first a `Header`, then blocks. `close` says whether that was all of it. most: bytes of a disk.
+    magic: what it begins with.
+    """
 
-    def __init__(self, most: int = MOST_DISK) -> None:
+    def __init__(self, most: int = MOST_DISK, magic: bytes = MAGIC) -> None:
         self._most = most
+        self._magic = magic
         self._buffer = bytearray()
         self._content = Content()
         self._last = -1
@@ -118,20 +123,22 @@ class Reader:
 
     def _begins(self) -> bool:
         """Whether the header is there."""
-        if self._buffer[: len(MAGIC)] != MAGIC[: len(self._buffer)]:
-            raise BundleRefused("it is no template of this version of space")
-        if len(self._buffer) < _FIXED:
+        magic = self._magic
+        if self._buffer[: len(magic)] != magic[: len(self._buffer)]:
+            raise BundleRefused(f"it is no {magic.split()[1].decode()} of this version of space")
+        fixed = len(magic) + _FIXED
+        if len(self._buffer) < fixed:
             return False
-        (size,) = _INDEX.unpack_from(self._buffer, len(MAGIC))
+        (size,) = _INDEX.unpack_from(self._buffer, len(magic))
         if size > MOST_HEADER:
             raise BundleRefused(f"its header has {size} bytes, and at most {MOST_HEADER} are read")
-        if len(self._buffer) < _FIXED + size:
+        if len(self._buffer) < fixed + size:
             return False
-        text = bytes(self._buffer[_FIXED : _FIXED + size])
-        if hashlib.sha256(text).digest() != self._buffer[len(MAGIC) + 4 : _FIXED]:
+        text = bytes(self._buffer[fixed : fixed + size])
+        if hashlib.sha256(text).digest() != self._buffer[len(magic) + 4 : fixed]:
             raise BundleRefused("its header is not what was written")
         self.header = _header(text, self._most)
-        del self._buffer[: _FIXED + size]
+        del self._buffer[: fixed + size]
         return True
 
     def _block(self, at: int) -> Block | None:

@@ -181,6 +181,14 @@ class AsyncSandbox(AsyncSandboxEgress, AsyncSandboxCredentials, AsyncSandboxLive
     def _child(self, info: SandboxInfo) -> Self:
         return type(self)(self._client, info, owns_client=False, deletes=True)
 
+    @classmethod
+    def _connected(cls, api_url: str | None, api_key: str | None) -> AsyncClient:
+        return AsyncClient(api_url=api_url, api_key=api_key)
+
+    @classmethod
+    def _there(cls, client: AsyncClient, info: SandboxInfo, *, owns_client: bool) -> Self:
+        return cls(client, info, owns_client=owns_client, deletes=False)
+
     async def noop(self) -> None:
         """A round trip to the daemon in the guest."""
         await self._client.call("POST", f"{self._path}/noop")

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -60,6 +61,15 @@ class AsyncClientTemplates:
     async def export_template(self, reference: str, target: str | Path) -> int:
         """Write it to a file (zstd, without its holes), which is whole or not there; its bytes. Conflict when it is there already."""
         path, params = _place(reference)
+        return await self.fetch_file(f"{path}/file", target, params)
+
+    async def import_template(self, source: str | Path, reference: str) -> dict[str, Any]:
+        """Make a template of such a file, under `name:tag`. InvalidArgument: it is none, or not whole; nothing is made then."""
+        path, params = _place(reference)
+        return dict(await self.send_file(f"{path}/file", source, params))
+
+    async def fetch_file(self, path: str, target: str | Path, params: Mapping[str, str] = MappingProxyType({})) -> int:
+        """Have what the server exports there in a file, which is whole or not there; its bytes. Conflict when it is there already."""
         target, size = Path(target), 0
         part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         if await offload(target.exists):
@@ -68,7 +78,7 @@ class AsyncClientTemplates:
         try:
             with file:
                 headers = {"accept": _BUNDLE}
-                async with self.stream("GET", f"{path}/file", params=params, headers=headers, seconds=BUNDLE_SECONDS) as response:
+                async with self.stream("GET", path, params=dict(params), headers=headers, seconds=BUNDLE_SECONDS) as response:
                     async for piece in self.pieces(response, BUNDLE_SECONDS):
                         await offload(file.write, piece)
                         size += len(piece)
@@ -77,9 +87,8 @@ class AsyncClientTemplates:
             await offload(part.unlink, True)
         return size
 
-    async def import_template(self, source: str | Path, reference: str) -> dict[str, Any]:
-        """Make a template of such a file, under `name:tag`. InvalidArgument: it is none, or not whole; nothing is made then."""
-        path, params = _place(reference)
+    async def send_file(self, path: str, source: str | Path, params: Mapping[str, str] = MappingProxyType({})) -> Any:
+        """Have the server import a file there; its answer. InvalidArgument when it cannot be read."""
         try:
             file = await offload(Path(source).open, "rb")
         except OSError as error:
@@ -91,11 +100,9 @@ class AsyncClientTemplates:
                     yield piece
 
             headers = {"content-type": _BUNDLE}
-            async with self.stream(
-                "POST", f"{path}/file", params=params, content=body(), headers=headers, seconds=BUNDLE_SECONDS
-            ) as response:
+            async with self.stream("POST", path, params=dict(params), content=body(), headers=headers, seconds=BUNDLE_SECONDS) as response:
                 await response.aread()
-                return dict(response.json())
+                return response.json()
 
     async def prune(self, *, keep_seconds: int = 0, dry_run: bool = False) -> dict[str, Any]:
         """Drop what builds keep to be faster. An admin's key."""

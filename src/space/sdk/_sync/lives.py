@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from space.model.errors import ProtocolError
@@ -102,6 +103,38 @@ class SandboxLives:
         return dict(
             self._client.call("POST", f"{self._path}/template", json=wanted, headers=headers, seconds=LIFE_SECONDS, repeatable=True)
         )
+
+    def export(self, target: str | Path) -> int:
+        """Write a suspended one to a file (zstd, without holes), which is whole or not there; its bytes. Conflict when it is there already,
+        or while the sandbox is not suspended. The file holds all of its memory, secrets that a program had in it too; the server that wrote
+        it makes a sandbox of it again, and no other does.
+        """
+        return self._client.fetch_file(f"{self._path}/file", target)
+
+    @classmethod
+    def import_file(
+        cls, source: str | Path, *, client: Client | None = None, api_url: str | None = None, api_key: str | None = None
+    ) -> Self:
+        """A suspended sandbox of such a file: another one than went out, which wakes with the same memory, processes and disk. Leaving its
+        context manager does not delete it. InvalidArgument: it is none, not whole, or another server's; nothing is made then.
+        """
+        used = client or cls._connected(api_url, api_key)
+        try:
+            return cls._there(used, sandbox_info(used.send_file("/v1/sandboxes/file", source)), owns_client=client is None)
+        except BaseException:
+            if client is None:
+                used.close()
+            raise
+
+    @classmethod
+    def _connected(cls, api_url: str | None, api_key: str | None) -> Client:
+        """A client of its own."""
+        raise NotImplementedError
+
+    @classmethod
+    def _there(cls, client: Client, info: SandboxInfo, *, owns_client: bool) -> Self:
+        """A sandbox that is not deleted when its context manager is left."""
+        raise NotImplementedError
 
     def _live(self, verb: str, *, json: Any = None, repeatable: bool = True) -> None:
         answer = self._client.call("POST", f"{self._path}/{verb}", json=json, seconds=LIFE_SECONDS, repeatable=repeatable)

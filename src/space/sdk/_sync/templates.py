@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -62,6 +63,15 @@ class ClientTemplates:
     def export_template(self, reference: str, target: str | Path) -> int:
         """Write it to a file (zstd, without its holes), which is whole or not there; its bytes. Conflict when it is there already."""
         path, params = _place(reference)
+        return self.fetch_file(f"{path}/file", target, params)
+
+    def import_template(self, source: str | Path, reference: str) -> dict[str, Any]:
+        """Make a template of such a file, under `name:tag`. InvalidArgument: it is none, or not whole; nothing is made then."""
+        path, params = _place(reference)
+        return dict(self.send_file(f"{path}/file", source, params))
+
+    def fetch_file(self, path: str, target: str | Path, params: Mapping[str, str] = MappingProxyType({})) -> int:
+        """Have what the server exports there in a file, which is whole or not there; its bytes. Conflict when it is there already."""
         target, size = Path(target), 0
         part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         if offload(target.exists):
@@ -70,7 +80,7 @@ class ClientTemplates:
         try:
             with file:
                 headers = {"accept": _BUNDLE}
-                with self.stream("GET", f"{path}/file", params=params, headers=headers, seconds=BUNDLE_SECONDS) as response:
+                with self.stream("GET", path, params=dict(params), headers=headers, seconds=BUNDLE_SECONDS) as response:
                     for piece in self.pieces(response, BUNDLE_SECONDS):
                         offload(file.write, piece)
                         size += len(piece)
@@ -79,9 +89,8 @@ class ClientTemplates:
             offload(part.unlink, True)
         return size
 
-    def import_template(self, source: str | Path, reference: str) -> dict[str, Any]:
-        """Make a template of such a file, under `name:tag`. InvalidArgument: it is none, or not whole; nothing is made then."""
-        path, params = _place(reference)
+    def send_file(self, path: str, source: str | Path, params: Mapping[str, str] = MappingProxyType({})) -> Any:
+        """Have the server import a file there; its answer. InvalidArgument when it cannot be read."""
         try:
             file = offload(Path(source).open, "rb")
         except OSError as error:
@@ -93,9 +102,9 @@ class ClientTemplates:
                     yield piece
 
             headers = {"content-type": _BUNDLE}
-            with self.stream("POST", f"{path}/file", params=params, content=body(), headers=headers, seconds=BUNDLE_SECONDS) as response:
+            with self.stream("POST", path, params=dict(params), content=body(), headers=headers, seconds=BUNDLE_SECONDS) as response:
                 response.read()
-                return dict(response.json())
+                return response.json()
 
     def prune(self, *, keep_seconds: int = 0, dry_run: bool = False) -> dict[str, Any]:
         """Drop what builds keep to be faster. An admin's key."""

@@ -1,12 +1,15 @@
-"""The lives of the mock server's sandboxes: phases as the server's, instants of files, children of forks."""
+"""The lives of the mock server's sandboxes: phases as the server's, instants of files, children of forks, files of suspended ones."""
 
 from __future__ import annotations
 
 import copy
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import httpx
 
 from space.model.errors import Conflict, InvalidArgument, NotFound
 from space.model.ids import new_checkpoint_id
@@ -145,3 +148,32 @@ class Lives:
             children.append(child)
         self._tell("forked", sandbox, children=[child.id for child in children])
         return children
+
+
+class Parcels:
+    """Suspended sandboxes as files: what went out is kept here under the file's words, as no other server takes it. made: as of `Lives`."""
+
+    def __init__(self, made: Callable[[MockSandbox, dict[str, Any]], MockSandbox]) -> None:
+        self._made = made
+        self._sent: dict[bytes, MockSandbox] = {}
+
+    def sent(self, sandbox: MockSandbox) -> httpx.Response:
+        """GET .../file."""
+        if sandbox.phase is not Phase.SUSPENDED:
+            raise Conflict(f"sandbox {sandbox.id} is {sandbox.phase}, and a file is made of one that is suspended", hint="suspend it first")
+        data = f"mock sandbox {secrets.token_hex(16)}".encode()
+        self._sent[data] = copy.copy(sandbox)
+        self._sent[data].files, self._sent[data].members = dict(sandbox.files), dict(sandbox.members)
+        return httpx.Response(200, content=data, headers={"content-type": "application/zstd"})
+
+    def taken(self, data: bytes) -> MockSandbox:
+        """POST /v1/sandboxes/file."""
+        if data not in self._sent:
+            raise InvalidArgument("this is no sandbox that can be imported: it was not stored by this installation")
+        former = self._sent[data]
+        made = self._made(former, copy.deepcopy(former.spec))
+        made.phase, made.expires_at = Phase.SUSPENDED, None
+        made.life = MockLife(start="", stored=_CHECKPOINT_BYTES)
+        made.files.update(former.files)
+        made.members.update(former.members)
+        return made

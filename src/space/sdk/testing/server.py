@@ -36,6 +36,7 @@ from space.sdk._sync.client import Client
 from space.sdk.testing.body import Cut
 from space.sdk.testing.credentials import Credentials
 from space.sdk.testing.egress import Egress
+from space.sdk.testing.life import Parcels
 from space.sdk.testing.listener import listener
 from space.sdk.testing.operations import Events, Operations
 from space.sdk.testing.processes import BUILTIN, Program, Programs
@@ -75,6 +76,7 @@ class MockServer:
         self.egress = Egress(self.events.tell, self.sandboxes)
         self.credentials = Credentials()
         self.templates = MockTemplates()
+        self._parcels = Parcels(self._child)
         self._faults: list[tuple[str, BaseException]] = []
         self._cuts: list[tuple[str, int]] = []
         self._created: dict[str, str] = {}
@@ -203,6 +205,10 @@ class MockServer:
                 return self._key(method, rest, request)
             case "POST", ["v1", "sandboxes", sandbox_id, "template"]:
                 return self.templates.keep(self.sandbox(sandbox_id).id, request)
+            case "POST", ["v1", "sandboxes", "file"]:
+                return answer(self._parcels.taken(request.content).document(), 201)
+            case "GET", ["v1", "sandboxes", sandbox_id, "file"]:
+                return self._parcels.sent(self.sandbox(sandbox_id))
             case "POST", ["v1", "sandboxes", sandbox_id, "fork"]:
                 return self._fork(self.sandbox(sandbox_id), request)
             case "DELETE", ["v1", "sandboxes", sandbox_id]:
