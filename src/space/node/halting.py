@@ -12,7 +12,7 @@ from space.model.errors import NoCapacity, SandboxDied, SpaceError
 from space.node import limits
 from space.node.life import Life
 from space.node.shield import ended
-from space.node.vmm.seam import Vmm
+from space.node.vmm.seam import SHUT_DOWN, Vmm
 
 log = logging.getLogger(__name__)
 STALLED = "the host's disk is full: it stands still until there is room for what it writes"
@@ -33,7 +33,9 @@ async def unless_stalled(life: Life, work: Coroutine[Any, Any, None]) -> None:
 
 
 async def halt(life: Life, *, paused: bool) -> None:
-    """Its files are on its disk and its VMM has ended; a guest that does not get there in time is left as it is."""
+    """Its files are on its disk and its VMM has ended; a guest that does not get there in time is left as it is. SandboxDied when the VMM
+    ended before its guest had: what the guest had not written yet is lost, and nobody is told that it was stopped.
+    """
     if life.machine is None or life.guest is None:
         return
     try:
@@ -44,12 +46,15 @@ async def halt(life: Life, *, paused: bool) -> None:
             try:
                 with suppress(SandboxDied):  # its end may be quicker than its answer
                     await life.while_alive(life.guest.shutdown())
-                await asyncio.shield(ending)
+                why = await asyncio.shield(ending)
             finally:
                 ending.cancel()
     except (TimeoutError, SpaceError) as error:
         why = "in time" if isinstance(error, TimeoutError) else f"in order: {error}"
         log.warning("%s: its guest did not shut down %s; it is ended", life.op.sandbox, why)
+        return
+    if why != SHUT_DOWN:
+        raise SandboxDied(f"{why} before its guest had shut down")
 
 
 async def halt_found(life: Life, vmm: Vmm) -> None:

@@ -16,7 +16,7 @@ from typing import Protocol, cast
 from space.model.errors import SandboxDied, SpaceError
 from space.model.rootd import BeginSnapshot, StartVmm
 from space.node.pidfd import Pidfd
-from space.node.vmm.seam import Channel, MachinePlan, Pipe, SnapshotPlan, Taken
+from space.node.vmm.seam import SHUT_DOWN, Channel, MachinePlan, Pipe, SnapshotPlan, Taken
 from space.testing.guest import FakeGuest
 from space.testing.memoryhost import MemoryHost, MemoryVmm
 
@@ -215,7 +215,7 @@ def _watch(guest: FakeGuest, vmm: MemoryVmm) -> None:
 
     async def until_off() -> None:
         await guest.off.wait()
-        vmm.die("the guest shut itself down")
+        vmm.die(SHUT_DOWN)
 
     task = asyncio.create_task(until_off(), name="fake guest's power")
     _watches.add(task)

@@ -154,6 +154,26 @@ async def test_a_stopped_sandbox_keeps_its_disk_and_is_booted_from_it(tmp_path: 
         await gone(sim, session, sandbox)
 
 
+async def test_a_stop_whose_vmm_dies_before_its_guest_has_shut_down_is_a_failure_that_keeps_the_disk(tmp_path: Path) -> None:
+    hold = Hold(Stage.HALT, "before")
+    async with node(tmp_path, trace=hold) as (sim, session):
+        sandbox = await created(session)
+        stopping = asyncio.create_task(last(session, "stop", api.Target(sandbox)))
+        await hold.reached.wait()
+        vmm = sim.host.vmm(sandbox)
+        assert vmm is not None
+        vmm.die("the VMM was killed or crashed")
+        hold.go.set()
+        with pytest.raises(SandboxDied, match="the VMM was killed or crashed before its guest had shut down"):
+            await stopping
+        await until(lambda: found(sim, sandbox).phase == "failed")
+        assert "before its guest had shut down" in (found(sim, sandbox).record.reason or "")
+        await quiet(sim)
+        assert f"files of {sandbox}" in sim.host.leftovers()
+        assert (await last(session, "wake", wake(sandbox, 2))).start == "cold"
+        await gone(sim, session, sandbox)
+
+
 async def test_a_suspended_one_is_stopped_without_a_boot_and_starts_from_its_disk(tmp_path: Path) -> None:
     async with node(tmp_path) as (sim, session):
         sandbox = await created(session)

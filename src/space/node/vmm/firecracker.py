@@ -36,7 +36,7 @@ from space.node.pidfd import Pidfd
 from space.node.shield import to_the_end
 from space.node.vmm import fcapi
 from space.node.vmm.console import PipeConsole, last_lines
-from space.node.vmm.seam import Channel, MachinePlan, Pipe, SnapshotPlan, Taken
+from space.node.vmm.seam import SHUT_DOWN, Channel, MachinePlan, Pipe, SnapshotPlan, Taken
 from space.node.vmm.snapshot import Clock, Talk
 
 log = logging.getLogger(__name__)
@@ -284,7 +284,7 @@ class FirecrackerMachine:
         if panic is not None:
             return f"the guest's kernel panicked: {panic[panic.index('Kernel panic') :]}"
         if (ended := _ENDED.search(said[-4096:])) is not None:
-            return "the guest shut itself down" if ended[1] == b"0" else f"the VMM ended with status {ended[1].decode()[:4]}"
+            return SHUT_DOWN if ended[1] == b"0" else f"the VMM ended with status {ended[1].decode()[:4]}"
         with suppress(SpaceError, OSError, TimeoutError):  # without an answer the reason is shorter
             async with asyncio.timeout(1.0):
                 if (await self._rootd.usage(self._op.sandbox, self._op.generation)).oom_kills > 0:

@@ -25,7 +25,7 @@ from space.node.shield import to_the_end
 from space.node.vmm import snapshot
 from space.node.vmm.console import Console, last_lines
 from space.node.vmm.qmp import Qmp
-from space.node.vmm.seam import Channel, MachinePlan, Pipe, SnapshotPlan, Taken
+from space.node.vmm.seam import SHUT_DOWN, Channel, MachinePlan, Pipe, SnapshotPlan, Taken
 
 log = logging.getLogger(__name__)
 
@@ -203,7 +203,7 @@ class QemuMachine:
                 data = event.get("data")
                 why = str(data.get("reason", ""))[:40] if isinstance(data, dict) else ""
                 # a microvm has no power switch: the guest's daemon, too, ends it by a reset
-                return "the guest shut itself down" if why.startswith("guest-") else "the VMM shut down"
+                return SHUT_DOWN if why.startswith("guest-") else "the VMM shut down"
         if await self._ran_out_of_memory():
             return "the kernel killed the VMM: it used all the memory that its cgroup allows"
         return "the VMM was killed or crashed"

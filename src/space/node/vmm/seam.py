@@ -10,6 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+# Why a machine ended (`Machine.wait`) whose guest had come to its end in order: its files are on its disk.
+SHUT_DOWN = "the guest shut itself down"
+
 
 @dataclass(frozen=True, slots=True)
 class MachinePlan:
