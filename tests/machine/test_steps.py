@@ -30,7 +30,7 @@ from space.node.ledger import Ledger, Record, host_name
 from space.node.stages import COLD, RESTORED, STOP, SUSPENSION, Stage
 from space.rpc import life_api
 from space.rpc import node_api as api
-from space.rpc.session import Session
+from space.rpc.session import Data, Session
 from space.testing import leaks, machine
 from space.testing.bareinstance import BESIDE_NODE, BareInstance, bare_instance
 from space.testing.stops import Stops
@@ -51,6 +51,9 @@ WAYS: dict[str, tuple[Stage, ...]] = {
     "rollback": RESTORED,
     "fork": (Stage.SNAPSHOT, *RESTORED),
     "template": (Stage.SYNC,),
+    "build": (Stage.SPAWN, Stage.BOOT),
+    "export": (Stage.SEND,),
+    "import": (Stage.TAKE,),
 }
 STEPS: dict[str, tuple[str, ...]] = {
     "suspend": SNAPSHOT,
@@ -59,7 +62,10 @@ STEPS: dict[str, tuple[str, ...]] = {
     "rollback": ("memory linked",),
     "fork": (*SNAPSHOT, "memory linked"),
     "template": KEPT,
+    "build": KEPT,
+    "import": ("snapshot import staged", "snapshot import described", "snapshot import committed"),
 }
+RECIPE = 'version = 1\nname = "killed"\n[base]\ntemplate = "base"\n[[step]]\nrun = "echo {word} > /etc/word"\n'
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,7 @@ def a_part() -> list[Round]:
     chance, kinds = random.Random(SEED), dict[tuple[str, str], list[Round]]()
     for each in everything():
         kinds.setdefault((each.way, each.victim), []).append(each)
-    return [chance.choice(kinds[kind]) for kind in sorted(kinds) if kind[0] != "start"]
+    return [chance.choice(kinds[kind]) for kind in sorted(kinds) if kind[0] not in ("start", "build")]
 
 
 class World:
@@ -108,6 +114,8 @@ class World:
         self.word = ""
         self.generations = Counter[str]()
         self.checkpoint = ""
+        self.file = b""  # a sandbox that went out,
+        self.file_word = ""  # and what it has in its memory and on its disk
 
     async def connect(self) -> None:
         self.host = Host(await Session.connect(self.bare.instance.node_socket))
@@ -152,6 +160,12 @@ class World:
             await self.host.do("suspend", sandbox, "suspended")
         elif way == "start":
             await self.host.do("stop", sandbox, "stopped")
+        elif way == "export":
+            await self.host.do("suspend", sandbox, "suspended")
+        elif way == "import" and not self.file:
+            await self.host.do("suspend", sandbox, "suspended")
+            self.file, self.file_word = await self.sent(sandbox), self.word
+            assert (await self.wake(sandbox)).phase == "running"
         elif way == "rollback":
             await self.keep(sandbox)
             await self.host.run(sandbox, "echo later | tee /root/mark > /dev/shm/mark")
@@ -193,7 +207,33 @@ class World:
                 )
         return "fork", life_api.Fork(sandbox=sandbox, children=[life_api.Child(sandbox=new_sandbox_id(), generation=1) for _ in range(2)])
 
+    async def sent(self, sandbox: str) -> bytes:
+        """The file of it."""
+        async with await self.host.session.open("sandbox_export", api.Target(sandbox), bulk=True, finish=True) as stream:
+            return b"".join([bytes(event.payload) async for event in stream if isinstance(event, Data)])
+
+    async def give(self, verb: str, asked: msgspec.Struct, data: bytes) -> None:
+        """An operation that data comes along with."""
+        async with await self.host.session.open(verb, asked, bulk=True) as stream:
+            with contextlib.suppress(SpaceError):  # it has ended, which is read below
+                for at in range(0, len(data), 64 << 10):
+                    await stream.send(data[at : at + (64 << 10)])
+                await stream.close()
+            async for _ in stream:
+                pass
+
     async def do(self, way: str, sandbox: str) -> None:
+        match way:
+            case "export":
+                await self.sent(sandbox)
+                return
+            case "import":
+                await self.give("sandbox_import", life_api.Import(new_sandbox_id(), "acme"), self.file)
+                return
+            case "build":
+                recipe = RECIPE.format(word=new_checkpoint_id())  # so that no step is found in the cache
+                await self.give("template_build", api.TemplateBuild("acme", recipe), bytes(1024))
+                return
         async with await self.host.session.open(*self.asked(way, sandbox), finish=True) as stream:
             async for _ in stream:
                 pass
@@ -302,6 +342,13 @@ class World:
             for child, state in found.items():
                 if child != sandbox and state.phase == "running":
                     await self.holds(child)
+        elif one.way == "import":
+            came = [each for each in found if each != sandbox]
+            assert came or not done, "it was answered, and is not there"
+            for each in came:
+                assert found[each].phase == "suspended"
+                assert (await self.wake(each)).phase == "running"
+                await self.holds(each, word=self.file_word)
         if one.way != "create":
             await self.judge_subject(one, sandbox, phase, died=died)
         if one.way == "checkpoint" and self.checkpoint in await self.checkpoints(sandbox):

@@ -34,6 +34,7 @@ from space.node import blocks
 from space.node.blocks import Incoming, Part
 from space.node.ledger import Record
 from space.node.sandbox import Sandbox
+from space.node.stages import Stage
 from space.node.surroundings import Surroundings
 from space.node.templates import Templates
 from space.rpc import life_api
@@ -78,7 +79,10 @@ class Parcels:
                 content, size = await blocks.digest(parts), _whole(parts)
                 body = json.dumps(told, sort_keys=True)
                 header = Header(content, size, json.dumps({"body": body, "seal": self._seal(content, size, body)}))
-                return await blocks.send(stream, header, SANDBOX, parts)
+                await self._around.trace(record.sandbox, Stage.SEND, "before")
+                sent = await blocks.send(stream, header, SANDBOX, parts)
+                await self._around.trace(record.sandbox, Stage.SEND, "after")
+                return sent
             finally:
                 there.close()
 
@@ -134,6 +138,7 @@ class Parcels:
     async def seal(self, asked: life_api.Import, snapshot: str, told: dict[str, Any]) -> Record:
         """What was staged is a snapshot, and there is a row that names it."""
         around = self._around
+        await around.trace(asked.sandbox, Stage.TAKE, "before")
         await around.rootd.seal_snapshot(SealSnapshot(snapshot, asked.sandbox, 1, json.dumps(told["manifest"])))
         heads = msgspec.msgpack.decode(base64.b64decode(told["heads"]), type=list[Head])
         around.archive.of(asked.sandbox).inherit(heads)
@@ -151,6 +156,7 @@ class Parcels:
         except BaseException:
             sandbox.ask_delete()
             raise
+        await around.trace(asked.sandbox, Stage.TAKE, "after")
         return record
 
     async def forget(self, snapshot: str) -> None:

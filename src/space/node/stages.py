@@ -38,6 +38,9 @@ class Stage(StrEnum):
     HALT = "halt"  # the guest has shut down
     STORE = "store"  # its disk is on stable storage
     UNDO = "undo"  # what the life had on the host
+    # of one at rest, as a file:
+    SEND = "send"  # it goes out
+    TAKE = "take"  # it has come, and becomes a snapshot with a row that names it
 
 
 COLD = (Stage.QUEUE, Stage.SLOT, Stage.DISK, Stage.EGRESS, Stage.SPAWN, Stage.BOOT, Stage.CONFIGURE)  # a boot

@@ -36,7 +36,7 @@ sys.exit(server.main(trace))
 _ROOTD = """
 import os, sys
 from pathlib import Path
-from space.rootd import memory, sandboxes, server, taking, templates
+from space.rootd import arrivals, memory, sandboxes, server, taking, templates
 armed, reached = (Path({place!r}) / name for name in ("armed", "reached"))
 def stop(step):
     try:
@@ -46,7 +46,7 @@ def stop(step):
     except FileNotFoundError:
         return
     os.kill(os.getpid(), 9)
-for module in (memory, sandboxes, taking, templates):
+for module in (arrivals, memory, sandboxes, taking, templates):
     module.reached = stop
 sys.exit(server.main())
 """
