@@ -70,6 +70,8 @@ class Case:
 
     def address(self, name: str) -> str:
         """What the gateway gives for an allowed name; RuntimeError when it is none."""
+        if self.ground.proxy_port:
+            return name  # a proxy is told names
         for _ in range(3):
             answer = ask(question(name), self.ground.gateway)
             if answer is not None and answer["addresses"]:
@@ -77,12 +79,24 @@ class Case:
         raise RuntimeError(f"no address for {name}: {answer}")
 
     # -- connections -----------------------------------------------------------------------------------------------
+    def dial(self, address: str, port: int, seconds: float = PATIENCE) -> socket.socket:
+        """A connection, over the proxy where there is one. OSError."""
+        proxy = self.ground.proxy_port
+        sock = socket.create_connection((self.ground.gateway, proxy) if proxy else (address, port), seconds)
+        sock.settimeout(seconds)
+        if proxy:
+            sock.sendall(f"CONNECT {address}:{port} HTTP/1.1\r\nHost: {address}:{port}\r\n\r\n".encode())
+            got = drained(sock, lambda got: b"\r\n\r\n" in got)
+            if b" 200 " not in got.split(b"\r\n")[0]:
+                sock.close()
+                raise ConnectionRefusedError(f"the proxy said {got[:40]!r}")
+        return sock
+
     def connect(self, address: str, port: int, data: bytes = b"", *, seconds: float = PATIENCE) -> bytes:
         """TCP: send, and read what comes; what happened is evidence."""
         got = b""
         try:
-            with socket.create_connection((address, port), seconds) as sock:
-                sock.settimeout(seconds)
+            with self.dial(address, port, seconds) as sock:
                 sock.sendall(data)
                 got = drained(sock, answered if data else None)
             self.did(f"connected to {address}:{port}, sent {len(data)} bytes, got {got[:80]!r}")
@@ -110,11 +124,9 @@ class Case:
         made.set_alpn_protocols(list(alpn))
         got = b""
         try:
-            with socket.create_connection((address, port), seconds) as plain:
-                plain.settimeout(seconds)
-                with made.wrap_socket(plain, server_hostname=name) as sock:
-                    sock.sendall(data)
-                    got = drained(sock, until or answered)
+            with self.dial(address, port, seconds) as plain, made.wrap_socket(plain, server_hostname=name) as sock:
+                sock.sendall(data)
+                got = drained(sock, until or answered)
             self.did(f"TLS to {to}:{port} as {name}, sent {data[:60]!r}, got {got[:80]!r}")
         except OSError as error:
             self.did(f"TLS to {to}:{port} as {name}: {type(error).__name__} {error}")

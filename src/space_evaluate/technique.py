@@ -62,6 +62,7 @@ class Ground:
     allowed name, and `hidden`, an attacker's. open: every method and path. plain: over http at port 80. wild: of `*.wild`, any label.
     stream: `tcp`, port 2222, opaque. bad: allowed names whose addresses must not be dialled, by kind. callback: the attacker's own name,
     callback_at: its address. host_at: this host's address, where a service has the secret at port 80; secret_file: where it lies.
+    proxy_port: of the gateway, where the wall is a proxy that clients must ask (other walls than ours).
     """
 
     packages: str = "packages.example.com"
@@ -81,3 +82,4 @@ class Ground:
     secret_file: str = ""
     gateway: str = "10.0.0.1"
     guest: str = "10.0.0.2"
+    proxy_port: int = 0

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
+import dns.exception
 import dns.flags
 import dns.message
 import dns.rcode
@@ -54,13 +55,16 @@ class Zone:
 
     def answers(self, wire: bytes, *, tcp: bool) -> list[bytes]:
         """What is sent for a query."""
-        query = dns.message.from_wire(wire)
-        question = query.question[0]
+        try:
+            query = dns.message.from_wire(wire)
+            question, response = query.question[0], dns.message.make_response(query)
+        except (dns.exception.DNSException, IndexError):
+            self.asked.append(("tcp" if tcp else "udp", "", "malformed"))
+            return []
         name, kind = question.name.to_text(omit_final_dot=True), dns.rdatatype.to_text(question.rdtype)
         self.asked.append(("tcp" if tcp else "udp", name, kind))
         if self.silent:
             return []
-        response = dns.message.make_response(query)
         lines = self.records.get((name.lower(), kind))
         if self.code is not None:
             response.set_rcode(self.code)

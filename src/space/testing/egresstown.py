@@ -152,6 +152,18 @@ class Town:
         """Do it in the town's thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
+    def join(self, netns: str, link: str, network: IPv4Network) -> str:
+        """Another street of the town, whose end `link` is in a named network namespace; the town's own address on it."""
+        process.run(["ip", "-n", netns, "link", "add", link, "type", "veth", "peer", "name", link, "netns", str(self._there.result(30))])
+        ours = str(network[1])
+
+        async def settle() -> None:
+            process.run(["ip", "addr", "add", f"{ours}/{network.prefixlen}", "dev", link])
+            process.run(["ip", "link", "set", link, "up"])
+
+        self.call(settle())
+        return ours
+
     # -- its life ------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:

@@ -9,7 +9,7 @@ TECHNIQUE = Technique(
     tries="Use an allowed opaque stream for another port, and another name's address at its port.",
     claim="E3",
     defences=("verdicts: every layer, every reading",),
-    stopped_by=("port_not_allowed", "scheme_not_allowed"),
+    stopped_by=("port_not_allowed", "scheme_not_allowed", "hello_"),
     variants={"another port": ["stream", 22], "another name": ["packages", 2222], "the port of https": ["stream", 443]},
     quick=True,
 )

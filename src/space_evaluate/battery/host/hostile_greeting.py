@@ -45,10 +45,10 @@ def frame(kind: int, stream: int, seq: int, payload: bytes = b"", size: int | No
 
 
 def attack(case: Case, what: Any) -> None:
-    ports = channel()
     data = b"\0SPACE-READY\1\r\n\0" * 50 + frame(2, 0, 1, b"\0SPACE-READY\1\r\n\0" + bytes(32)) + frame(4, 9999, 2, b"x")
-    case.did(f"took {len(ports)} ports of the daemon, writes {len(data)} bytes: {data[:40].hex()}")
-    time.sleep(1)  # until the host has heard it
+    case.did(f"takes the ports of the daemon and writes {len(data)} bytes: {data[:40].hex()}")
+    time.sleep(1)  # the daemon's ports block from then on, and nobody hears anything more
+    ports = channel()
     for one in ports:
         left = memoryview(data)
         while left:

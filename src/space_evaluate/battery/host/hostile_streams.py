@@ -46,10 +46,10 @@ def frame(kind: int, stream: int, seq: int, payload: bytes = b"", size: int | No
 
 
 def attack(case: Case, what: Any) -> None:
-    ports = channel()
     data = b"".join(frame(kind, what, 2 + kind, b"x" * 64) for kind in range(256))
-    case.did(f"took {len(ports)} ports of the daemon, writes {len(data)} bytes: {data[:40].hex()}")
-    time.sleep(1)  # until the host has heard it
+    case.did(f"takes the ports of the daemon and writes {len(data)} bytes: {data[:40].hex()}")
+    time.sleep(1)  # the daemon's ports block from then on, and nobody hears anything more
+    ports = channel()
     for one in ports:
         left = memoryview(data)
         while left:

@@ -9,7 +9,7 @@ TECHNIQUE = Technique(
     tries="Leave out or double parts of the upgrade: its key, its version, its Connection.",
     claim="E3",
     defences=("WebSocket rule",),
-    stopped_by=("websocket", "upgrade", "field", "connection", "websocket_"),
+    stopped_by=("websocket", "upgrade", "field", "connection", "websocket_", "guest:"),
     variants={
         "no key": ["Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"],
         "version 8": [
@@ -34,4 +34,7 @@ UPGRADE = ["Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 
 
 
 def attack(case: Case, what: Any) -> None:
-    case.http(case.ground.open, "/socket", what)
+    got = case.http(case.ground.open, "/socket", what)
+    if b" 101 " in got:
+        raise RuntimeError("half an upgrade was taken")
+    case.refused("it was a request like others")
