@@ -123,6 +123,33 @@ async def test_a_call_that_was_under_way_is_told_to_repeat_and_one_that_comes_me
         assert (await one.state()).phase == "running"
 
 
+async def test_one_that_stood_still_and_was_not_stored_goes_on_over_the_pipes_that_it_has(tmp_path: Path) -> None:
+    async with lab(tmp_path) as one:
+        process = await one.start("cat", stdin=True, spool_bytes=64 << 20)
+        reading = asyncio.create_task(one.output(process))
+        sent = os.urandom(4 << 20)
+        feeding = asyncio.create_task(one.input(process, sent))
+        for _ in range(5):
+            await one.session.call("pause", api.Target(one.sandbox))
+            await one.session.call("resume", api.Target(one.sandbox))
+        assert await feeding == len(sent)
+        await one.input(process, api.Eof())
+        assert bytes((await reading).lanes[0]) == sent
+
+
+async def test_a_guest_that_reads_nothing_holds_up_its_pause_for_a_moment_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SETTLE", 0.1)
+    async with lab(tmp_path) as one:
+        vmm = one.node.host.vmm(one.sandbox)
+        assert vmm is not None
+        vmm.running.clear()
+        async with asyncio.timeout(2):
+            await one.session.call("pause", api.Target(one.sandbox))
+            await checkpoint(one)
+            await one.session.call("resume", api.Target(one.sandbox))
+        await one.session.call("noop", api.Target(one.sandbox))
+
+
 async def test_one_that_stood_still_for_its_snapshot_goes_on_when_it_is_resumed(tmp_path: Path) -> None:
     async with lab(tmp_path) as one:
         process = await one.start("cat", stdin=True)
