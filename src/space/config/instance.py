@@ -79,6 +79,11 @@ class Instance:
         """The minter, which exchanges credentials for tokens."""
         return self.uid_range[8]
 
+    @property
+    def ingress_uid(self) -> int:
+        """The ingress: strangers' requests to ports of sandboxes."""
+        return self.uid_range[9]
+
     def vm_uid(self, slot: int) -> int:
         """The VMM that runs in `slot`; ValueError outside 0 to SLOTS - 1."""
         return self.uid_range[_FIRST_VM_UID + _slot(slot)]
@@ -217,6 +222,21 @@ class Instance:
     @property
     def minter_socket(self) -> Path:
         return self.run / "minter.sock"
+
+    @property
+    def ports_socket(self) -> Path:
+        """control's, for the ingress alone: which port of which sandbox, and then its bytes."""
+        return self.run / "ports.sock"
+
+    @property
+    def relay_socket(self) -> Path:
+        """The ingress's, for control alone: clients of the API's address that ask for a port."""
+        return self.run / "relay.sock"
+
+    @property
+    def ingress_ca(self) -> Path:
+        """Root-owned: the authority of this instance's names, where no certificate is configured; ca.pem (0644), ca-key.pem (0600)."""
+        return self.data / "ingress-ca"
 
     def netns(self, slot: int) -> Path:
         """The bind mount that keeps a slot's network namespace."""

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-NAMES = ("rootd", "broker", "audit", "dialer", "minter", "gateway", "node", "control")
+NAMES = ("rootd", "broker", "audit", "dialer", "minter", "gateway", "node", "control", "ingress")

@@ -36,9 +36,16 @@ class Settings:
     allowed_hosts: tuple[str, ...] = ()
     # The name below which ports of sandboxes are reached by host name, `<port>-<id>.<domain>`, and this API as `api.<domain>`. It and all
     # names below it have to lead here. Empty: there are no such names, and headers say which sandbox is meant.
+    # Use it for nothing else: what runs in a sandbox is a site of it.
     domain: str = ""
     # A JSON file that says which template stands for a container image from which E2B's clients build, such as {"node:20": "node"}.
     e2b_images: str | None = None
+    # The port of the ingress at the same address, where servers in sandboxes are reached (docs/howto/ports.md). -1: the one after `port`,
+    # so 7071, or any free one if `port` is 0. 0 takes any free one.
+    ingress_port: int = -1
+    # PEM files for `*.<domain>`; both or neither. Without them serve makes an authority of this machine's own (`space ingress ca`).
+    ingress_tls_certificate: str | None = None
+    ingress_tls_key: str | None = None
     # `auto` probes KVM with a guest, and takes a Firecracker for it where set-up has one, else QEMU; `firecracker`, `kvm` (QEMU's) and
     # `tcg` force one.
     accelerator: str = "auto"
@@ -109,6 +116,13 @@ class Settings:
     # The key that opens the broker's store: a file of the broker's uid, 0600, made when there is none. None: `broker.keyring` below the
     # instance's data.
     broker_keyring: str | None = None
+
+    @property
+    def ingress_at(self) -> int:
+        """The port that the ingress binds; 0: any free one."""
+        if self.ingress_port >= 0:
+            return self.ingress_port
+        return self.port + 1 if 0 < self.port < 65_535 else 0
 
 
 _DOMAIN = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
@@ -258,6 +272,10 @@ def _set(settings: Settings, key: str, value: Any, *, where: str) -> Settings:
 def _checked(settings: Settings) -> Settings:
     if not 0 <= settings.port <= 65535:
         raise InvalidArgument(f"setting port is 0 to 65535, not {settings.port}")
+    if not -1 <= settings.ingress_port <= 65535:
+        raise InvalidArgument(f"setting ingress_port is 0 to 65535, or -1 for the one after port, not {settings.ingress_port}")
+    if settings.port == settings.ingress_at != 0:
+        raise InvalidArgument(f"settings port and ingress_port are both {settings.port}", hint="the ingress listens apart from the API")
     if settings.domain and (len(settings.domain) > 180 or not _DOMAIN.match(settings.domain)):
         raise InvalidArgument(
             f"setting domain is a name of lower-case labels, such as sandboxes.example.com, not {settings.domain[:200]!r}"
@@ -267,8 +285,9 @@ def _checked(settings: Settings) -> Settings:
     for key, known in (("log_format", ("text", "json")), ("on_stop", ("keep", "delete"))):
         if getattr(settings, key) not in known:
             raise InvalidArgument(f"setting {key} is {' or '.join(known)}, not {getattr(settings, key)!r}")
-    if (settings.tls_certificate is None) != (settings.tls_key is None):
-        raise InvalidArgument("settings tls_certificate and tls_key belong together: one of them is missing")
+    for prefix in ("", "ingress_"):
+        if (getattr(settings, f"{prefix}tls_certificate") is None) != (getattr(settings, f"{prefix}tls_key") is None):
+            raise InvalidArgument(f"settings {prefix}tls_certificate and {prefix}tls_key belong together: one of them is missing")
     for key in _AT_LEAST_1:
         if getattr(settings, key) < 1:
             raise InvalidArgument(f"setting {key} is at least 1, not {getattr(settings, key)}")

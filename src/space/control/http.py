@@ -18,8 +18,10 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from space.control import answers, limits, websocket
+from space.control.handover import HandOver
 from space.model.errors import InvalidArgument, SpaceError, TooLarge, Unavailable
 from space.model.ids import new_request_id
+from space.rpc.ingress_api import Api
 
 log = logging.getLogger("space.control.http")
 
@@ -45,14 +47,24 @@ class Protocol(HttpToolsProtocol):
         self._heard = False
         self._refusal: SpaceError | None = None
         self._refused = False
+        self._begun = False  # a message is under way
+        self._over = False  # this request is for the ingress
+        self._used = False  # what was read last began with another message
+        self._whole = False  # `_raw` has the message from its first byte
+        self._raw: list[bytes] = []
+        self.passed: Api | None = None  # the ingress passed this client on
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        sock: socket.socket = transport.get_extra_info("socket")
-        # A client whose machine has gone must not hold its process, or its place, for ever.
-        for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)):
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if self.passed is not None:
+            self.client, self.server = (self.passed.client, 0), ("127.0.0.1", 0)
+            self.scheme = "https" if self.passed.secure else "http"
+        else:
+            sock: socket.socket = transport.get_extra_info("socket")
+            # A client whose machine has gone must not hold its process, or its place, for ever.
+            for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)):
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if len(self.connections) > limits.MAX_CONNECTIONS:
             self._refuse(Unavailable(f"{limits.MAX_CONNECTIONS} connections are open", hint="repeat in a second"))
             return
@@ -70,6 +82,12 @@ class Protocol(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_timer is None:
                 self._await_head()
+        if self._begun:
+            if self._in_head:
+                self._raw.append(data)
+            self._used = True
+        else:
+            self._raw, self._used = [data], False
         super().data_received(data)
         if self._in_head and self._head_bytes > limits.MAX_HEAD and not self._refused:
             self._refuse(_too_large())
@@ -97,9 +115,18 @@ class Protocol(HttpToolsProtocol):
         log.info("a client took nothing for %g s while %d bytes waited: cut off", limits.STALL_SECONDS, self._waiting)
         self.transport.abort()
 
+    def on_message_begin(self) -> None:
+        self._whole, self._used, self._begun = not self._used, True, True
+        super().on_message_begin()
+
     def on_headers_complete(self) -> None:
+        if self._is_for_ingress():
+            self._over = self._whole and (self.cycle is None or self.cycle.response_complete)
+            self._refusal = InvalidArgument("requests to ports come one after another", hint="wait for the answer before the next one")
+            raise ValueError("it is not for us")  # the parser stops, and uvicorn calls send_400_response
         self._in_head = False
         self._in_body = True
+        self._raw = []
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
@@ -110,6 +137,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._in_head = True
+        self._begun = False
         self._head_bytes = 0
         self._in_body = False
         if self._linger_timer is not None:
@@ -126,7 +154,24 @@ class Protocol(HttpToolsProtocol):
         # Any other request with these headers is answered as if it had none, which RFC 9110, 7.8 allows.
         return super()._should_upgrade() and self.parser.get_method() == b"GET" and self.parser.get_http_version() == "1.1"
 
+    def _is_for_ingress(self) -> bool:
+        hand_over = self.config.hand_over if isinstance(self.config, Config) else None
+        return hand_over is not None and self.passed is None and hand_over.wanted(self.headers, (self.server or ("", 0))[0])
+
+    def _hand_over(self) -> None:
+        """The connection, from this request's first byte on, is the ingress's."""
+        assert isinstance(self.config, Config)
+        assert self.config.hand_over is not None
+        self._stop_timers()
+        self._refused = True
+        self.connections.discard(self)
+        data, self._raw = b"".join(self._raw), []
+        self.config.hand_over.take(self.transport, (self.client or ("", 0))[0], data, secure=self.scheme == "https")
+
     def send_400_response(self, msg: str) -> None:
+        if self._over:
+            self._hand_over()
+            return
         self._refuse(self._refusal or InvalidArgument("this is not HTTP/1.1", hint="a server with TLS is asked with https://"))
 
     def _await_head(self) -> None:
@@ -174,6 +219,12 @@ def _too_large() -> HeadTooLarge:
     return HeadTooLarge(f"the request line and headers are larger than {limits.MAX_HEAD} bytes together")
 
 
+class Config(uvicorn.Config):
+    """uvicorn's, and who takes clients that ask for ports."""
+
+    hand_over: HandOver | None = None
+
+
 class Server(uvicorn.Server):
     """Runs until SIGTERM, SIGINT or `stop`."""
 
@@ -187,6 +238,18 @@ class Server(uvicorn.Server):
         self.should_exit = True
         self.on_stop()
         self._stopped.set()
+
+    def accept(self, transport: asyncio.Transport, said: Api, data: bytes) -> None:
+        """Serve a client that the ingress passed on. data: what came already."""
+        if self._stopped.is_set() or not self.started:
+            transport.abort()
+            return
+        protocol = Protocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        protocol.passed = said
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        if data:
+            protocol.data_received(data)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -203,9 +266,9 @@ class Server(uvicorn.Server):
         await self._stopped.wait()
 
 
-def config(app: Any, *, certificate: str | None = None, key: str | None = None) -> uvicorn.Config:
+def config(app: Any, *, certificate: str | None = None, key: str | None = None, hand_over: HandOver | None = None) -> Config:
     """uvicorn's, with nothing of it left to chance. certificate: a PEM file, which holds the key too without `key`. InvalidArgument."""
-    made = uvicorn.Config(
+    made = Config(
         app,
         http=Protocol,
         ws=websocket.Protocol,
@@ -223,6 +286,7 @@ def config(app: Any, *, certificate: str | None = None, key: str | None = None) 
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )
+    made.hand_over = hand_over
     try:
         made.load()
     except OSError as error:  # ssl.SSLError is one

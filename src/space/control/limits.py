@@ -49,6 +49,15 @@ MAX_REQUESTS_PER_SANDBOX: Final = 384
 RESERVED_REQUESTS: Final = 128
 RESERVED_REQUESTS_PER_TENANT: Final = 64
 
+# -- ports: a session to the node of their own, which carries 1,024 streams as well -----------------------------------------
+PORT_CONNECTIONS: Final = 1000
+# Of those, to one sandbox: its guest's session has 1,024 streams for everything.
+PORT_CONNECTIONS_PER_SANDBOX: Final = 256
+# With those that have not said yet what they want, and clients of the API that come through the ingress.
+PORT_CONNECTIONS_WITH_API: Final = 4096
+# Clients of the API's address that are handed to the ingress.
+HANDED_OVER: Final = 1024
+
 # -- keys ------------------------------------------------------------------------------------------------------------
 # Wrong keys from one address before it gets 429, and how fast the allowance comes back.
 WRONG_KEYS: Final = 10

@@ -17,7 +17,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,10 @@ from space.control.delivery import Sender
 from space.control.e2b.face import Face
 from space.control.egress_figures import EgressFigures
 from space.control.events import EventLog
+from space.control.exposing import Exposing
+from space.control.handover import HandOver
 from space.control.hosts import is_loopback
+from space.control.ingress import Ports
 from space.control.keys import KeyRing
 from space.control.link import NodeLink, Refused
 from space.control.prometheus import Figures
@@ -147,6 +150,7 @@ async def compose(instance: Instance, settings: Settings) -> AsyncIterator[Servi
                 templates,
                 Credentials(link, quotas),
                 face,
+                Exposing(instance, settings, sandboxes, face),
             )
         finally:
             await face.building.stop()
@@ -159,21 +163,34 @@ async def compose(instance: Instance, settings: Settings) -> AsyncIterator[Servi
         await asyncio.to_thread(store.close)
 
 
-def web(app: Any, settings: Settings, tls_fd: int | None) -> http.Server:
+def web(app: Any, settings: Settings, tls_fd: int | None, hand_over: HandOver | None = None) -> http.Server:
     """The server; with the certificate and key that serve read for us, or else as this uid can read them."""
     if tls_fd is None:
-        return http.Server(http.config(app, certificate=settings.tls_certificate, key=settings.tls_key))
+        return http.Server(http.config(app, certificate=settings.tls_certificate, key=settings.tls_key, hand_over=hand_over))
     try:
-        return http.Server(http.config(app, certificate=f"/proc/self/fd/{tls_fd}"))
+        return http.Server(http.config(app, certificate=f"/proc/self/fd/{tls_fd}", hand_over=hand_over))
     finally:
         os.close(tls_fd)
 
 
-async def run(instance: Instance, settings: Settings, listener: socket.socket, ready_fd: int | None, tls_fd: int | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. Refused: the node must not be served at this address."""
-    async with compose(instance, settings) as services:
-        server = web(Api(services), settings, tls_fd)
+async def run(
+    instance: Instance,
+    settings: Settings,
+    listener: socket.socket,
+    ready_fd: int | None,
+    tls_fd: int | None = None,
+    also: socket.socket | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT. also: the ingress's questions come there. Refused: the node must not be served at this address."""
+    async with compose(instance, settings) as services, AsyncExitStack() as stack:
+        hand_over = HandOver(settings, instance.relay_socket)
+        stack.push_async_callback(hand_over.aclose)
+        server = web(Api(services), settings, tls_fd, hand_over)
         server.on_stop = services.stopping
+        if also is not None:
+            ports = Ports(also, frozenset({0, instance.ingress_uid}), services, instance.node_socket, server.accept)
+            ports.open()
+            stack.push_async_callback(ports.aclose)
         following = asyncio.create_task(services.link.run(), name="node link")
         try:
             await _first_node(services.link, following, patient=not is_loopback(settings.host))
@@ -220,7 +237,10 @@ def configure_logging(form: str = "text") -> None:
     logs.configure("control", form)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     # An answer that is cut off on purpose ends without its end mark; `app` has logged why.
-    logging.getLogger("uvicorn.error").addFilter(lambda record: "without completing response" not in record.getMessage())
+    # Of what it cannot read it says nothing but that; who refused it, or handed it over, says why.
+    logging.getLogger("uvicorn.error").addFilter(
+        lambda record: not any(words in record.getMessage() for words in ("without completing response", "Invalid HTTP request received"))
+    )
 
 
 def main() -> int:
@@ -229,6 +249,7 @@ def main() -> int:
     parser.add_argument("--instance", required=True)
     parser.add_argument("--listen-fd", required=True, type=int)
     parser.add_argument("--ready-fd", type=int)
+    parser.add_argument("--also-fd", type=int, help="where the ingress asks")
     parser.add_argument("--tls-fd", type=int, help="a file with certificate and key, instead of those that the settings name")
     parser.add_argument("--log-format", choices=logs.FORMATS, default="text")
     parser.add_argument("--data-root", type=Path, default=DATA_ROOT, help="for tests: where instances are")
@@ -241,9 +262,12 @@ def main() -> int:
     configure_logging(options.log_format)
     listener = socket.socket(fileno=options.listen_fd)
     listener.set_inheritable(False)
+    also = None if options.also_fd is None else socket.socket(fileno=options.also_fd)
+    if also is not None:
+        also.set_inheritable(False)
     try:
         hold(instance.control_data, "control")
-        uvloop.run(run(instance, load_effective(instance), listener, options.ready_fd, options.tls_fd))
+        uvloop.run(run(instance, load_effective(instance), listener, options.ready_fd, options.tls_fd, also))
     except (SpaceError, Refused) as error:
         log.error("%s", error)  # noqa: TRY400 - its words are enough
         return 1

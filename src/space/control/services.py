@@ -11,6 +11,7 @@ from space.control.credentials import Credentials
 from space.control.e2b.face import Face
 from space.control.egress_figures import EgressFigures
 from space.control.events import EventLog
+from space.control.exposing import Exposing
 from space.control.keys import KeyRing
 from space.control.link import NodeLink
 from space.control.prometheus import Figures
@@ -40,6 +41,7 @@ class Services:
     templates: Templates
     credentials: Credentials
     e2b: Face
+    exposing: Exposing
 
     def stopping(self) -> None:
         """The server ends: those who wait or follow are told now."""

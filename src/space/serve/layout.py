@@ -13,6 +13,8 @@
 | rootd.sock | root : node's gid | 0660 | the node alone talks to rootd, which checks the peer as well |
 | broker, audit, dialer, minter, gateway.sock | root : node's gid | 0660 | the node alone binds sandboxes there; they check the peer |
 | node.sock | root : control's gid | 0660 | control alone talks to the node, which checks the peer as well |
+| ports.sock | root : ingress's gid | 0660 | the ingress alone asks control for ports, which checks the peer as well |
+| relay.sock | root : control's gid | 0660 | control alone hands clients to the ingress, which checks the peer as well |
 """
 
 from __future__ import annotations
@@ -100,7 +102,16 @@ def listen(instance: Instance, role: str, settings: Settings) -> socket.socket:
         return _unix(path, socket.SOCK_SEQPACKET, instance.node_uid)
     if role == "node":
         return _unix(instance.node_socket, socket.SOCK_STREAM, instance.control_uid)
-    return _tcp(settings.host, settings.port)
+    if role == "ingress":
+        return _tcp(settings.host, settings.ingress_at, "ingress_port")
+    return _tcp(settings.host, settings.port, "port")
+
+
+def listen_also(instance: Instance, role: str) -> socket.socket:
+    """The second listener of control or the ingress."""
+    if role == "control":
+        return _unix(instance.ports_socket, socket.SOCK_STREAM, instance.ingress_uid)
+    return _unix(instance.relay_socket, socket.SOCK_STREAM, instance.control_uid)
 
 
 def _unix(path: Path, kind: int, gid: int) -> socket.socket:
@@ -117,7 +128,7 @@ def _unix(path: Path, kind: int, gid: int) -> socket.socket:
     return listener
 
 
-def _tcp(host: str, port: int) -> socket.socket:
+def _tcp(host: str, port: int, setting: str) -> socket.socket:
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.socket(family, kind)
@@ -130,6 +141,6 @@ def _tcp(host: str, port: int) -> socket.socket:
             raise
     except OSError as error:
         raise InvalidArgument(
-            f"cannot listen on {host} port {port}: {error.strerror or error}", hint="--set port=N takes another"
+            f"cannot listen on {host} port {port}: {error.strerror or error}", hint=f"--set {setting}=N takes another"
         ) from error
     return listener

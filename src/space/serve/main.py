@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -107,7 +107,7 @@ def serve(request: Request, command: Command | None = None) -> None:
     resolved = config.resolve(SETTINGS_ROOT / f"{request.instance}.toml", request.overrides, os.environ)
     settings = resolved.settings
     log_as(settings.log_format)
-    tls.pem(settings)  # before anything is started
+    tls.configured(settings)  # before anything is started
     _ensure_storage()
     _remove_abandoned()
     instance = claim(request.instance, ephemeral=request.ephemeral)
@@ -127,7 +127,7 @@ def serve(request: Request, command: Command | None = None) -> None:
 
 def services(instance: Instance, settings: config.Settings) -> Command:
     """The real services' command lines."""
-    return module_command(instance.name, tls=settings.tls_key is not None, log_format=settings.log_format)
+    return module_command(instance.name, tls=tls.holders(settings), log_format=settings.log_format)
 
 
 def run(instance: Instance, settings: config.Settings, request: Request, command: Command) -> None:
@@ -140,7 +140,8 @@ def run(instance: Instance, settings: config.Settings, request: Request, command
         verdict.hand_on(instance)
     with ExitStack() as undo:
         listeners = {role.name: _listener(instance, role, settings, adopted) for role in roles}
-        for listener in listeners.values():
+        also = {role.name: _also(instance, role, adopted) for role in roles if role.also}
+        for listener in (*listeners.values(), *also.values()):
             undo.enter_context(listener)
 
         def changed(running: Sequence[Process]) -> None:
@@ -153,7 +154,8 @@ def run(instance: Instance, settings: config.Settings, request: Request, command
             log=lambda role: instance.log / f"{role}.log",
             changed=changed,
             say=say,
-            tls=lambda: tls.pem(settings),
+            tls=lambda role: tls.of_role(role, instance, settings),
+            also=also,
         )
         undo.callback(supervisor.close)
         if request.parent_fd is not None:
@@ -165,7 +167,7 @@ def run(instance: Instance, settings: config.Settings, request: Request, command
         undo.callback(instance.endpoint.unlink, missing_ok=True)
         undo.callback(supervisor.stop_all)
         if supervisor.start_missing():
-            endpoint = _announce(instance, settings, listeners["control"])
+            endpoint = _announce(instance, settings, listeners)
             if request.parent_fd is not None:
                 os.write(request.parent_fd, json.dumps(endpoint).encode() + b"\n")
             else:
@@ -219,24 +221,37 @@ def _adopt(instance: Instance, roles: Sequence[Role], build: str) -> dict[str, P
 
 def _listener(instance: Instance, role: Role, settings: config.Settings, adopted: dict[str, Process]) -> socket.socket:
     """The role's listener: the one that an adopted service holds, so that no waiting connection is lost, else a new one."""
-    from space.serve.service import LISTEN_FD, ended
+    from space.serve.service import LISTEN_FD
 
-    if (holder := adopted.get(role.name)) is not None:
-        try:
-            return socket.socket(fileno=kernel.fetch_descriptor(holder.pidfd, LISTEN_FD))
-        except OSError as error:
-            if ended(holder, 2.0):  # it was on its way out when it was found, or had never begun
-                holder.close()
-                del adopted[role.name]
-                return layout.listen(instance, role.name, settings)
-            raise Internal(f"cannot take over the listener of {role.name} (pid {holder.pid}): {error}", hint="end that process") from error
-    return layout.listen(instance, role.name, settings)
+    return _taken_over(role, LISTEN_FD, adopted) or layout.listen(instance, role.name, settings)
 
 
-def _announce(instance: Instance, settings: config.Settings, listener: socket.socket) -> dict[str, object]:
-    host, port = listener.getsockname()[:2]
-    url = address(host, port, tls=settings.tls_certificate is not None)
-    endpoint = {"instance": instance.name, "url": url, "pid": os.getpid(), "admin_key": str(instance.admin_key)}
+def _also(instance: Instance, role: Role, adopted: dict[str, Process]) -> socket.socket:
+    """The second one of a role that has it, likewise."""
+    from space.serve.service import ALSO_FD
+
+    return _taken_over(role, ALSO_FD, adopted) or layout.listen_also(instance, role.name)
+
+
+def _taken_over(role: Role, number: int, adopted: dict[str, Process]) -> socket.socket | None:
+    from space.serve.service import ended
+
+    if (holder := adopted.get(role.name)) is None:
+        return None
+    try:
+        return socket.socket(fileno=kernel.fetch_descriptor(holder.pidfd, number))
+    except OSError as error:
+        if ended(holder, 2.0):  # it was on its way out when it was found, or had never begun
+            holder.close()
+            del adopted[role.name]
+            return None
+        raise Internal(f"cannot take over the listener of {role.name} (pid {holder.pid}): {error}", hint="end that process") from error
+
+
+def _announce(instance: Instance, settings: config.Settings, listeners: Mapping[str, socket.socket]) -> dict[str, object]:
+    secure = tls.holders(settings)
+    url, ingress = (address(*listeners[name].getsockname()[:2], tls=name in secure) for name in ("control", "ingress"))
+    endpoint = {"instance": instance.name, "url": url, "ingress": ingress, "pid": os.getpid(), "admin_key": str(instance.admin_key)}
     staged = instance.run / f".endpoint.json.{os.getpid()}"
     staged.write_text(json.dumps(endpoint) + "\n")
     staged.chmod(0o644)

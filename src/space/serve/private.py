@@ -137,7 +137,12 @@ def private_instance(
     if dev is None:
         dev = python is None and any(map(runtime.objection, runtime.locations()))
     launch = Launch(
-        random_name(), {"port": "0", "warm_templates": "0", **(overrides or {})}, ephemeral=True, python=python, dev=dev, log=log
+        random_name(),
+        {"port": "0", "warm_templates": "0", **(overrides or {})},
+        ephemeral=True,
+        python=python,
+        dev=dev,
+        log=log,
     )
     try:
         yield launch.wait_until_ready()

@@ -1,9 +1,9 @@
 """One service process: what it is, how it is started under its uid, how it is stopped.
 
 A service is `<python> -I -m space.<package>.server --instance NAME --listen-fd N --ready-fd N`. It inherits its listener, a
-pipe on which it says that it is ready, its log, control its certificate and key as well (`--tls-fd N`), and nothing else: no
-descriptor, no environment, no terminal, no way back to root. It outlives its supervisor on purpose: sandboxes and requests
-go on while serve is replaced.
+pipe on which it says that it is ready, its log; control and the ingress a second listener (`--also-fd N`) and their certificate
+and key (`--tls-fd N`) as well; and nothing else: no descriptor, no environment, no terminal, no way back to root. It outlives its
+supervisor on purpose: sandboxes and requests go on while serve is replaced.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from space.serve.tls import held
 
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 _OPEN_FILES = 65_536
-LISTEN_FD, READY_FD, TLS_FD = 3, 4, 5
+LISTEN_FD, READY_FD, ALSO_FD, TLS_FD = 3, 4, 5, 6  # the last two of roles that have `also`
 
 Command = Callable[["Role", int, int], list[str]]
 
@@ -36,6 +36,7 @@ class Role:
 
     package: of `space`, if it is not the name. capabilities: what a uid that is not root's keeps, and nothing else.
     alone: in a network namespace of its own with nothing in it. locks_memory: it may keep all its memory out of swap.
+    also: it has a second listener.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Role:
     capabilities: tuple[int, ...] = ()
     alone: bool = False
     locks_memory: bool = False
+    also: bool = False
 
 
 @dataclass(slots=True)
@@ -65,15 +67,16 @@ class Process:
         self.ready = None
 
 
-def module_command(instance: str, *, tls: bool = False, log_format: str = "text") -> Command:
-    """The command line of the real services, by the interpreter that runs this."""
+def module_command(instance: str, *, tls: Collection[str] = (), log_format: str = "text") -> Command:
+    """The command line of the real services, by the interpreter that runs this. tls: who is handed a certificate."""
 
     def command(role: Role, listen_fd: int, ready_fd: int) -> list[str]:
         return [
             sys.executable, "-I", "-m", f"space.{role.package or role.name}.server",
             "--instance", instance, "--listen-fd", str(listen_fd), "--ready-fd", str(ready_fd),
             "--log-format", log_format,
-            *(("--tls-fd", str(TLS_FD)) if tls and role.name == "control" else ()),
+            *(("--also-fd", str(ALSO_FD)) if role.also else ()),
+            *(("--tls-fd", str(TLS_FD)) if role.name in tls else ()),
         ]  # fmt: skip
 
     return command
@@ -86,9 +89,10 @@ def start(
     log: Path,
     record: Callable[[Process], None] = lambda _: None,
     *,
+    also: socket.socket | None = None,
     tls: bytes | None = None,
 ) -> Process:
-    """Start it; it is not ready yet. OSError when the process cannot be made.
+    """Start it; it is not ready yet. OSError when the process cannot be made. also: the second listener of a role that has one.
 
     The child waits until `record` has returned: if this process dies before, so does the child, and none runs that nobody knows of.
     """
@@ -101,7 +105,8 @@ def start(
         pid = os.fork()
         if pid == 0:
             os.close(go)
-            _become(role, argv, go_read, [listener.fileno(), ready_write, *([] if tls_fd is None else [tls_fd])], log_fd)
+            handed = (listener.fileno(), ready_write, None if also is None else also.fileno(), tls_fd)
+            _become(role, argv, go_read, [one for one in handed if one is not None], log_fd)
         # The child is ours and unreaped: its pid cannot mean anybody else yet.
         process = Process(role, pid, os.pidfd_open(pid), namespaces.start_time(pid) or 0, ready_read)
         try:

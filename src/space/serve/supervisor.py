@@ -55,7 +55,8 @@ class _Post:
 class Supervisor:
     """Owns the services of one instance.
 
-    `changed` is told the running processes before a new one does anything; `say` gets sentences; `tls` gives control's certificate and key.
+    `changed` is told the running processes before a new one does anything; `say` gets sentences; `tls` gives a role's certificate and
+    key, `also` the second listeners.
     """
 
     def __init__(
@@ -67,11 +68,13 @@ class Supervisor:
         log: Callable[[str], Path],
         changed: Callable[[Sequence[Process]], None],
         say: Callable[[str], None],
-        tls: Callable[[], bytes | None] = lambda: None,
+        tls: Callable[[str], bytes | None] = lambda _: None,
+        also: Mapping[str, socket.socket] | None = None,
     ) -> None:
         self._posts = {role.name: _Post(role) for role in roles}
         self._command, self._listeners, self._log = command, listeners, log
         self._changed, self._say, self._tls = changed, say, tls
+        self._also = also or {}
         self._statuses: dict[int, int] = {}
         self._why_stop: str | None = None
         self._running = False
@@ -177,8 +180,8 @@ class Supervisor:
             others = [other.process for other in self._posts.values() if other.process is not None]
             self._changed([*others, process])
 
-        tls = self._tls() if name == "control" else None
-        post.process = process = start(post.role, self._command, self._listeners[name], self._log(name), record, tls=tls)
+        listener, also = self._listeners[name], self._also.get(name)
+        post.process = process = start(post.role, self._command, listener, self._log(name), record, also=also, tls=self._tls(name))
         self._watch(post, process)
 
     def _restart(self, post: _Post) -> None:

@@ -49,6 +49,7 @@ def proofs() -> tuple[Proof, ...]:
         Proof("space.dialer.server", last.dialer_uid),
         Proof("space.minter.server", last.minter_uid),
         Proof("space.gateway.server", last.gateway_uid),
+        Proof("space.ingress.server", last.ingress_uid),
         Proof("space.rootd.server", 0),
         Proof("space.serve.main", 0),
         Proof("space.cli.main", 0),

@@ -41,7 +41,7 @@ class BareInstance:
         keyring.ensure(self.instance, settings, durable=False)
         save_effective(self.instance, settings)
         self._processes: dict[str, Process] = {}
-        self._roles = {role.name: role for role in roles.of_instance(self.instance) if role.name != "control"}
+        self._roles = {role.name: role for role in roles.of_instance(self.instance) if role.name not in ("control", "ingress")}
         self._listeners = {name: layout.listen(self.instance, name, settings) for name in self._roles}
 
     def start(self, name: str, *program: str) -> int:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import json
+import os
 import shutil
 import socket
 import tempfile
@@ -21,9 +23,16 @@ from space.config.instance import Instance
 from space.config.settings import Settings
 from space.control import http, server
 from space.control.app import Api
+from space.control.handover import HandOver
+from space.control.ingress import Ports
 from space.control.services import Services
+from space.ingress.control import Control
+from space.ingress.doors import Doors
+from space.ingress.limits import Limits
 from space.model.ids import InstanceName
 from space.testing.simnode import SimNode
+
+_USUAL = Limits()
 
 
 @dataclass
@@ -92,8 +101,12 @@ async def controlled(world: World, *, port: int = 0) -> AsyncIterator[World]:
     listener = socket.create_server(("127.0.0.1", port))
     async with server.compose(world.instance, world.settings) as services:
         following = asyncio.create_task(services.link.run())
-        web = world.web = http.Server(http.config(Api(services)))
+        hand_over = HandOver(world.settings, world.instance.relay_socket)
+        web = world.web = http.Server(http.config(Api(services), hand_over=hand_over))
         web.on_stop = services.stopping
+        asked = _listening(world.instance.ports_socket)
+        ports = Ports(asked, {os.getuid()}, services, world.instance.node_socket, web.accept)
+        ports.open()
         serving = asyncio.create_task(web.serve(sockets=[listener]))
         world.services, world.port = services, listener.getsockname()[1]
         world.client = world.as_key(world.key)
@@ -102,10 +115,39 @@ async def controlled(world: World, *, port: int = 0) -> AsyncIterator[World]:
             yield world
         finally:
             await world.client.aclose()
+            await ports.aclose()
+            await hand_over.aclose()
+            asked.close()
             web.stop()
             await serving
             following.cancel()
             await asyncio.wait({following})
+
+
+@contextlib.asynccontextmanager
+async def an_ingress(world: World, limits: Limits = _USUAL) -> AsyncIterator[str]:
+    """An ingress beside it in this loop; the value is its URL."""
+    instance = world.instance
+    instance.run.joinpath("endpoint.json").unlink(missing_ok=True)
+    with socket.create_server(("127.0.0.1", 0)) as listener, _listening(instance.relay_socket) as relay:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        instance.endpoint.write_text(json.dumps({"ingress": url}))
+        control = Control(instance.ports_socket, limits)
+        doors = Doors(listener, relay, domain=world.settings.domain, dialer=control, tls=None, limits=limits, relays={os.getuid()})
+        doors.open()
+        try:
+            yield url
+        finally:
+            await doors.aclose()
+            instance.relay_socket.unlink()
+
+
+def _listening(path: Path) -> socket.socket:
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen(64)
+    return listener
 
 
 @contextlib.asynccontextmanager

@@ -240,7 +240,7 @@ class SimFiles:
             queue.put_nowait(None)
 
     async def _connect(self, stream: Stream, asked: guest.Connect) -> None:
-        if asked.port not in (7, 9, 13):
+        if asked.port not in (7, 9, 13, 80):
             raise NotFound(f"nothing listens on port {asked.port}")
         await stream.send_message(guest.Connected())
         self.opened += 1
@@ -251,6 +251,9 @@ class SimFiles:
             async for event in stream:
                 if asked.port == 7:
                     await stream.send(event.payload)
+                elif asked.port == 80 and event.payload.endswith(b"\r\n\r\n"):  # a web server of requests that come in one piece
+                    self.got_after_eof += event.payload
+                    await stream.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
                 elif asked.port == 13:
                     self.got_after_eof += event.payload
         finally:

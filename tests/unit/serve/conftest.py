@@ -39,8 +39,8 @@ facts = {
     "no_new_privs": status["NoNewPrivs"], "bounding": status["CapBnd"], "effective": status["CapEff"],
     "permitted": status["CapPrm"], "inheritable": status["CapInh"], "ambient": status["CapAmb"],
 }
-if os.path.realpath("/proc/self/fd/5").startswith("/memfd:space-tls"):
-    facts["tls"] = open("/proc/self/fd/5").read()
+if os.path.realpath("/proc/self/fd/6").startswith("/memfd:space-tls"):
+    facts["tls"] = open("/proc/self/fd/6").read()
 listener = socket.socket(fileno=listen_fd)
 os.write(ready_fd, b"isolation of " + name.encode())
 os.close(ready_fd)

@@ -153,7 +153,7 @@ async def fork(services: Services, tenant: str, sandbox: str, asked: forms.Fork)
 async def copies(services: Services, parent: Record, wanted: ForkRequest, **changed: Any) -> list[Record]:
     """Children with what is known of their parent besides. changed: of that."""
     made = await services.sandboxes.fork(parent.tenant, parent.id, wanted)
-    extras = services.e2b.extras.of(parent.id).changed(**{"grants": [], **changed})
+    extras = services.e2b.extras.of(parent.id).changed(**{"grants": [], "exposed": {}, **changed})
     for child in made:
         await services.e2b.extras.put(child.id, extras)
     if lent := services.e2b.extras.of(parent.id).grants:

@@ -27,6 +27,7 @@ class Extras(Struct, frozen=True, omit_defaults=True):
     token. public: ports are open to who knows their address. mask_host, https_ports: as E2B's network object says.
     auto_resume: traffic wakes it. pause_memory: what the end of its time keeps. timeout: seconds, as asked at creation.
     network: as given last, for answers. internet: `allow_internet_access` as it holds; policy: how it was mapped, in words.
+    exposed: ports that were exposed one by one, in digits, and whether to everybody; also of sandboxes that our own API made.
     env: instead of what our own model has, of one that was made of a snapshot. grants: names of those that were made for it alone.
     holds: it is no sandbox to anybody, but keeps a snapshot's memory and disk, under this id; source: of which sandbox.
     """
@@ -51,6 +52,7 @@ class Extras(Struct, frozen=True, omit_defaults=True):
     grants: list[str] = []
     holds: str = ""
     source: str = ""
+    exposed: dict[str, bool] = {}
 
     def changed(self, **fields: Any) -> Extras:
         """The next one."""
@@ -66,6 +68,7 @@ class ExtrasStore:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._known: dict[str, Extras] = {}
+        self.on_put: list[Callable[[str], None]] = []
         self.on_end: list[Callable[[str, str, Extras], None]] = []
 
     async def load(self) -> None:
@@ -85,6 +88,8 @@ class ExtrasStore:
     async def put(self, sandbox: str, extras: Extras) -> None:
         """Another one from now on; stored when this returns."""
         self._known[sandbox] = extras
+        for told in self.on_put:
+            told(sandbox)
         await self._store.write(lambda connection: _put(connection, sandbox, extras))
 
     def heed(self, entry: Entry) -> None:

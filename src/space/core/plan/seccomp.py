@@ -40,7 +40,7 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "ppoll": (271, 73), "membarrier": (324, 283), "rseq": (334, 293), "set_robust_list": (273, 99), "getrusage": (98, 165),
     "clone": (56, 220), "fork": (57, None), "vfork": (58, None), "wait4": (61, 260), "waitid": (247, 95), "pidfd_open": (434, 434),
     "pidfd_send_signal": (424, 424), "setresuid": (117, 147), "setresgid": (119, 149), "setgroups": (116, 159), "capset": (126, 91),
-    "uname": (63, 160),
+    "uname": (63, 160), "socket": (41, 198), "connect": (42, 203),
     "prctl": (157, 167), "seccomp": (317, 277), "prlimit64": (302, 261), "close_range": (436, 436), "execve": (59, 221),
     "execveat": (322, 281), "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
     "process_madvise": (440, 440), "pidfd_getfd": (438, 438), "bpf": (321, 280), "perf_event_open": (298, 241),
