@@ -259,8 +259,10 @@ class Worker:
             asked = f"curl -sS -m 20 -o /dev/null -w '%{{http_code}}' https://{OUTSIDE}/soak"
             calm = self._soak.calm
             found = self._soak.call("egress", lambda: sandbox.run(asked))
-        if found.stdout != b"200" and calm and self._soak.calm:
-            self._soak.found.blame(f"{mine.id}: {found.stdout!r} {found.stderr!r} from outside, with nothing killed lately")
+            if found.stdout != b"200" and calm and self._soak.calm:
+                records = [str(record) for record in sandbox.egress_log()][-6:]
+                said = "\n  ".join([f"{mine.id}: {found.stdout!r} {found.stderr!r} from outside, with nothing killed lately", *records])
+                self._soak.found.blame(said)
 
     def _pause(self, mine: Mine) -> None:
         with self._on(mine) as sandbox:
@@ -316,7 +318,7 @@ def main() -> int:
         log = Path(scratch) / "serve.log"
         found = soaked(options, place, log)
         if found.wrong:
-            print(f"---- the end of the server's log\n{log.read_text()[-6000:]}")
+            print(f"---- the end of the server's log\n{log.read_text()[-40_000:]}")
     leaks.settle(leaks.of_host, before)
     return report(found)
 
@@ -343,11 +345,19 @@ def soaked(options: argparse.Namespace, place: Town, log: Path) -> Findings:
                 client.call("DELETE", f"/v1/sandboxes/{info.id}")
         spare(soak)
         instance = server.instance
+        keep_logs(server, log)
         server.close()
         leaks.settle(lambda: leaks.of_instance(instance), within=30)
         return soak.found
     finally:
         server.close()
+
+
+def keep_logs(server: Server, log: Path) -> None:
+    """The end of what its services wrote."""
+    with log.open("a") as file:
+        for service in sorted(server.instance.log.glob("*.log")):
+            file.write(f"---- {service.name}\n{service.read_text()[-3000:]}")
 
 
 def spare(soak: Soak) -> None:
