@@ -9,11 +9,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import space
 from space.model.errors import InvalidArgument, PermissionDenied
 from space_evaluate import catalogue, report
-from space_evaluate.catalogue import Entry
+from space_evaluate.catalogue import Attempt, Entry
 from space_evaluate.outcome import Run
-from space_evaluate.runner import run, stage, work_log
+from space_evaluate.runner import run, stage, stage_here, work_log
+from space_evaluate.technique import BLOCKED
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,14 +33,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{len(wanted)} attempts of {len({one.entry.id for one in wanted})} techniques", file=sys.stderr)
     log = work_log()
     try:
-        with stage(log=log) as (client, place):
-            found = run(client, place, wanted, quick=options.quick)
+        found = _here(wanted, quick=options.quick) if options.here else _private(log, wanted, quick=options.quick)
     finally:
         print(f"the server's log: {log}", file=sys.stderr)
     if options.report is not None:
         report.write(found, options.report)
     print(json.dumps(found.as_json()) if options.json else _table(found))
     return 0 if found.passed else 1
+
+
+def _private(log: Path, wanted: Sequence[Attempt], *, quick: bool) -> Run:
+    with stage(log=log) as (client, place):
+        return run(client, place, wanted, quick=quick)
+
+
+def _here(wanted: Sequence[Attempt], *, quick: bool) -> Run:
+    """On the server that runs: what needs nothing of an instance's settings, after a word of whoever is there."""
+    with space.Client() as client:
+        address = client.endpoint.url
+        print(f"This attacks the server at {address}, from sandboxes of its own.", file=sys.stderr)
+        print("Type its address to go on: ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip() != address:
+            raise InvalidArgument("not confirmed: nothing was done")
+        with stage_here(client) as (_, place):
+            return run(client, place, [one for one in wanted if one.policy == BLOCKED], quick=quick, grants=())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -50,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--group", action="append", default=[], metavar="G", help="only this group; repeatable")
     parser.add_argument("--technique", action="append", default=[], metavar="ID", help="only this technique; repeatable")
     parser.add_argument("--report", type=Path, metavar="DIR", help="write report.html and report.json there")
+    parser.add_argument("--here", action="store_true", help="on the server that runs, with nothing allowed; asks first")
     parser.add_argument("--list", action="store_true", help="say what the techniques are, and try nothing")
     return parser
 

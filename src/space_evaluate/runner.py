@@ -11,6 +11,7 @@ from itertools import groupby
 from pathlib import Path
 
 import space
+from space.model.errors import Conflict
 from space.sdk import Secret
 from space.testing import machine
 from space.testing.machine import Runtime
@@ -36,16 +37,33 @@ def stage(runtime: Runtime | None = None, log: Path | None = None) -> Iterator[t
         yield client, place
 
 
-def run(client: space.Client, place: Place, wanted: Sequence[Attempt], *, quick: bool = False) -> Run:
-    """Try them all."""
+@contextmanager
+def stage_here(client: space.Client) -> Iterator[tuple[space.Client, Place]]:
+    """The server that runs already. It cannot reach the ground, which is a witness only; so nothing is allowed to its guests there."""
+    others = busy(client)
+    if others:
+        raise Conflict(f"{others} sandboxes of other tenants are on this server", hint="it floods and kills: run it without --here")
+    with ground() as place:
+        yield client, place
+
+
+def busy(client: space.Client) -> int:
+    """How many sandboxes there are that the caller's own tenant does not see."""
+    listed = client.keys()
+    tenants = {key.tenant for key in listed}
+    return sum(client.quota(tenant).used.sandboxes for tenant in tenants) - sum(1 for _ in client.sandboxes())
+
+
+def run(client: space.Client, place: Place, wanted: Sequence[Attempt], *, quick: bool = False, grants: Sequence[str] = (GRANT,)) -> Run:
+    """Try them all. grants: that guests get."""
     began, outcomes = time.monotonic(), []
     shared = sorted((one for one in wanted if not one.entry.technique.alone), key=lambda one: one.policy == "blocked")
     alone = [one for one in wanted if one.entry.technique.alone]
     if shared:
-        with guest(client, place, grants=(GRANT,)) as here:
+        with guest(client, place, grants=grants) as here:
             outcomes += tried(here, shared)
     for _, group in groupby(alone, key=_shared_by):
-        outcomes += _alone(client, place, list(group))
+        outcomes += _alone(client, place, list(group), grants)
     return Run(outcomes, surroundings(client), mutations(), quick=quick, seconds=time.monotonic() - began)
 
 
@@ -79,15 +97,15 @@ def _shared_by(one: Attempt) -> tuple[str, ...]:
     return (one.entry.id, one.policy, one.goal, one.variant) if one.entry.technique.dies else (one.entry.id,)
 
 
-def _alone(client: space.Client, place: Place, wanted: list[Attempt]) -> list[Outcome]:
+def _alone(client: space.Client, place: Place, wanted: list[Attempt], grants: Sequence[str]) -> list[Outcome]:
     """In a guest of their own. Where it may die the control is a guest that is made afterwards: the host goes on."""
-    with guest(client, place, grants=(GRANT,)) as here:
+    with guest(client, place, grants=grants) as here:
         if not wanted[0].entry.technique.dies:
             return tried(here, wanted)
         here.hold_to(wanted[0].policy)
         before = here.control()
         (found,) = (Judge(here).attempt(one) for one in wanted)
-    with guest(client, place, grants=(GRANT,)) as here:
+    with guest(client, place, grants=grants) as here:
         here.hold_to(wanted[0].policy)
         why = before or here.control()
     outcome = found.without_control(why) if why else found
