@@ -49,6 +49,8 @@ pub struct Held {
     pub disk: OwnedFd,
     /// The file that lies over the kernel's boot id, which never changes.
     pub boot_id: OwnedFd,
+    /// The file that shows the sandbox's variables to programs that ran before it was anybody's.
+    pub environment: OwnedFd,
 }
 
 /// Boot. The error is one line for the console.
@@ -81,6 +83,7 @@ pub fn boot() -> Result<Machine, String> {
         random: hold("/dev/random", libc::O_RDWR)?,
         disk,
         boot_id: shown_boot_id().map_err(|error| format!("cannot show a boot id: {error}"))?,
+        environment: shown_environment().map_err(|error| format!("cannot show an environment: {error}"))?,
     };
     Ok(Machine { ports, inlets, workloads, held })
 }
@@ -202,6 +205,17 @@ fn shown_boot_id() -> io::Result<OwnedFd> {
     sys::make_dir("/run/space", 0o755)?;
     std::fs::write(SHOWN, kernels)?;
     sys::mount(SHOWN, KERNELS, "", libc::MS_BIND, "")?;
+    sys::open(SHOWN, libc::O_RDWR)
+}
+
+/// Programs of a template's start command run before the sandbox has variables: here they find them. For root and the usual user's group,
+/// whose processes all have them.
+fn shown_environment() -> io::Result<OwnedFd> {
+    const SHOWN: &str = "/run/space/environment";
+    const USER: u32 = 1000;
+    std::fs::write(SHOWN, "")?;
+    std::os::unix::fs::chown(SHOWN, Some(0), Some(USER))?;
+    std::fs::set_permissions(SHOWN, std::os::unix::fs::PermissionsExt::from_mode(0o640))?;
     sys::open(SHOWN, libc::O_RDWR)
 }
 

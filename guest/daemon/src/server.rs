@@ -466,6 +466,7 @@ mod tests {
             random: open("/dev/null"),
             disk: open("/dev/null"),
             boot_id: open("/dev/null"),
+            environment: open("/dev/null"),
         };
         Core {
             held,

@@ -59,6 +59,7 @@ _MODULES: dict[str, dict[str, str]] = {
         "run": "Run a program in a fresh sandbox, and delete it",
         "exec": "Run a program in a sandbox that is there",
     },
+    "code": {"run-code": "Execute code in a sandbox's interpreter"},
     "sandboxes": {
         "create": "Make a sandbox",
         "list": "List sandboxes",

@@ -17,6 +17,7 @@ from space.cli import main as program
 from space.cli.main import main
 from space.cli.topics import EXIT_CODES
 from space.sdk.testing import MockServer, Process, Reply
+from space.sdk.testing.code import MockInterpreter
 
 ROOT = Path(__file__).parents[3]
 
@@ -48,6 +49,7 @@ ELSEWHERE |= {"audit verify", "audit export", "audit key"}
 ASKED = {
     "run": "-- echo hi",
     "exec": "S -- echo hi",
+    "run-code": "S 1+1",
     "create": "",
     "list": "",
     "delete": "S",
@@ -203,6 +205,7 @@ def test_every_command_answers_with_json(
     client.put_grant("granted", {"secret": "stored", "where": {"host": "api.example.com"}, "slot": {"kind": "header"}})
     server.credentials.log.add(sandbox.id, kind="credential", grant="granted", secret="stored", name="api.example.com", port=443)
     (tmp_path / "variables.env").write_text("API_KEY=x\n")
+    server.service(49999)(MockInterpreter())
     monkeypatch.setattr("os.read", lambda *_: b"")
     names = {
         "ENV": str(tmp_path / "variables.env"),
