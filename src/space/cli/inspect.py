@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
@@ -64,7 +65,12 @@ def show(
             print_json(told) if of(context).json else print_facts(_process_facts(told))
             return
         info = found.info()
-    print_json(info) if of(context).json else print_facts(_sandbox_facts(info, time.time()))
+        shown = found.exposed() if info.phase is not Phase.GONE else []
+    if of(context).json:
+        print_json({**asdict(info), "exposed": [asdict(one) for one in shown]})
+        return
+    ports = {f"port {one.port}": f"{one.url}, {'anybody' if one.public else 'with its token'}" for one in shown}
+    print_facts(_sandbox_facts(info, time.time()) | ports)
 
 
 def _sandbox_facts(info: SandboxInfo, now: float) -> dict[str, object]:

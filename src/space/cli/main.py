@@ -101,6 +101,11 @@ _MODULES: dict[str, dict[str, str]] = {
         "events": "Tell what happens to sandboxes",
     },
     "forward": {"forward": "Let ports of this machine lead into a sandbox"},
+    "ports": {
+        "expose": "Let others reach a port of a sandbox",
+        "unexpose": "Let a port be reached no more",
+        "ingress": "Show how exposed ports are reached",
+    },
     "keys": {"key": "Make, list and revoke API keys"},
     "tenants": {
         "quota": "Show and set what a tenant may have",

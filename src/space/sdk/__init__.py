@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from space.model.egresslog import EgressRecord
     from space.model.events import Event
     from space.model.files import FileChange, FileInfo
+    from space.model.ports import ExposedPort, IngressInfo
     from space.model.process import ProcessInfo, PtySize
     from space.model.sandbox import Checkpoint, ExitStatus, IdlePolicy, Phase, SandboxInfo, SandboxSpec
     from space.model.secret import Secret
@@ -73,6 +74,10 @@ _HOMES = {
     "space.model.files": (
         "FileChange",
         "FileInfo",
+    ),
+    "space.model.ports": (
+        "ExposedPort",
+        "IngressInfo",
     ),
     "space.model.process": (
         "ProcessInfo",
@@ -173,6 +178,7 @@ __all__ = [
     "ExitStatus",
     "ExplainStep",
     "Explanation",
+    "ExposedPort",
     "FileChange",
     "FileInfo",
     "Files",
@@ -180,6 +186,7 @@ __all__ = [
     "Gap",
     "GrantInfo",
     "IdlePolicy",
+    "IngressInfo",
     "Key",
     "KeyCreated",
     "Limits",

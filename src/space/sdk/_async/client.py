@@ -18,6 +18,7 @@ import httpx
 
 from space.model.errors import Conflict, ConnectionFailed, InvalidArgument, ProtocolError, SpaceError, StreamCut
 from space.model.events import Event, EventKind
+from space.model.ports import IngressInfo
 from space.model.sandbox import SandboxInfo
 from space.model.tenants import AuditRecord, Quota, QuotaInfo, WebhookCreated, WebhookInfo
 from space.sdk.answers import Key, KeyCreated, problem, quota_info, record, sandbox_info, webhook_created
@@ -198,6 +199,10 @@ class AsyncClient(AsyncClientPolicies, AsyncClientCredentials, AsyncClientTempla
         """Set a tenant's quota, whole: what is None of it is the server's default. An admin's key."""
         wanted = {name: getattr(quota, name) for name in Quota.__dataclass_fields__}
         return quota_info(await self.call("PUT", f"/v1/tenants/{segment(tenant)}/quota", json=wanted, repeatable=True))
+
+    async def ingress(self) -> IngressInfo:
+        """How exposed ports of sandboxes are reached, and which authority to trust for that."""
+        return record(IngressInfo, await self.call("GET", "/v1/ingress"))
 
     async def audit(
         self, after: int | None = None, *, tenant: str | None = None, page_size: int = 100

@@ -48,6 +48,7 @@ from .client import ABANDON_SECONDS, HEARTBEAT_LIMIT_SECONDS, AsyncClient, aband
 from .code import AsyncSandboxCode
 from .credentials import AsyncSandboxCredentials
 from .egress import AsyncSandboxEgress
+from .exposed import AsyncSandboxPorts
 from .files import AsyncFiles
 from .forward import AsyncForward
 from .lives import AsyncSandboxLives
@@ -60,7 +61,7 @@ SETTLE_SECONDS = 0.2
 TREE_SECONDS = 150.0  # between two pieces of a tree; the server gives up after 120 s
 
 
-class AsyncSandbox(AsyncSandboxEgress, AsyncSandboxCredentials, AsyncSandboxLives, AsyncSandboxCode):
+class AsyncSandbox(AsyncSandboxEgress, AsyncSandboxCredentials, AsyncSandboxLives, AsyncSandboxCode, AsyncSandboxPorts):
     """One sandbox. `create` or `connect` make this object; as a context manager it deletes what it created.
 
     Cancelling a call (or Ctrl-C) closes its connection: a command ends with its connection.

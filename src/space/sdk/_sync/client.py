@@ -20,6 +20,7 @@ import httpx
 
 from space.model.errors import Conflict, ConnectionFailed, InvalidArgument, ProtocolError, SpaceError, StreamCut
 from space.model.events import Event, EventKind
+from space.model.ports import IngressInfo
 from space.model.sandbox import SandboxInfo
 from space.model.tenants import AuditRecord, Quota, QuotaInfo, WebhookCreated, WebhookInfo
 from space.sdk.answers import Key, KeyCreated, problem, quota_info, record, sandbox_info, webhook_created
@@ -200,6 +201,10 @@ class Client(ClientPolicies, ClientCredentials, ClientTemplates):
         """Set a tenant's quota, whole: what is None of it is the server's default. An admin's key."""
         wanted = {name: getattr(quota, name) for name in Quota.__dataclass_fields__}
         return quota_info(self.call("PUT", f"/v1/tenants/{segment(tenant)}/quota", json=wanted, repeatable=True))
+
+    def ingress(self) -> IngressInfo:
+        """How exposed ports of sandboxes are reached, and which authority to trust for that."""
+        return record(IngressInfo, self.call("GET", "/v1/ingress"))
 
     def audit(self, after: int | None = None, *, tenant: str | None = None, page_size: int = 100) -> Generator[AuditRecord, None, None]:
         """Who did what, oldest first, page after page: of the key's tenant, or with an admin's key of `tenant` or all."""

@@ -50,6 +50,7 @@ from .client import ABANDON_SECONDS, HEARTBEAT_LIMIT_SECONDS, Client, abandon
 from .code import SandboxCode
 from .credentials import SandboxCredentials
 from .egress import SandboxEgress
+from .exposed import SandboxPorts
 from .files import Files
 from .forward import Forward
 from .lives import SandboxLives
@@ -62,7 +63,7 @@ SETTLE_SECONDS = 0.2
 TREE_SECONDS = 150.0  # between two pieces of a tree; the server gives up after 120 s
 
 
-class Sandbox(SandboxEgress, SandboxCredentials, SandboxLives, SandboxCode):
+class Sandbox(SandboxEgress, SandboxCredentials, SandboxLives, SandboxCode, SandboxPorts):
     """One sandbox. `create` or `connect` make this object; as a context manager it deletes what it created.
 
     Cancelling a call (or Ctrl-C) closes its connection: a command ends with its connection.

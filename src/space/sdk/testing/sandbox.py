@@ -20,6 +20,7 @@ from space.model.ids import new_request_id
 from space.model.process import PtySize
 from space.model.sandbox import Phase
 from space.sdk.testing.body import Pieces, Waiting
+from space.sdk.testing.exposed import answered
 from space.sdk.testing.files import HOME, MockFiles, absolute
 from space.sdk.testing.life import Lives, MockLife
 from space.sdk.testing.processes import MockProcess, Process, Programs, frames_of
@@ -51,6 +52,7 @@ class MockSandbox:
     life: MockLife = field(default_factory=MockLife)
     policy: dict[str, Any] = field(default_factory=lambda: asdict(PolicyStatus()))
     own_policy: dict[str, Any] | None = None
+    exposed: dict[int, bool] = field(default_factory=dict)
     asks: dict[str, dict[str, Any]] = field(default_factory=dict)
     tree: MockFiles = field(init=False)
 
@@ -135,6 +137,9 @@ class Routes:
                 return self._process(method, sandbox, below, request)
             case method, ["files", *below]:
                 return _file(method, sandbox.tree, below, request)
+            case method, ["exposed", *below]:
+                status, value = answered(method, sandbox, below, lambda: document(request))
+                return httpx.Response(204) if status == 204 else answer(value, status)
             case "GET", ["ports", _]:
                 raise Unsupported("this is a WebSocket", hint="send an upgrade")
         raise NotFound(f"there is no {request.method} {request.url.path}")

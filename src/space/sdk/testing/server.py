@@ -36,6 +36,7 @@ from space.sdk._sync.client import Client
 from space.sdk.testing.body import Cut
 from space.sdk.testing.credentials import Credentials
 from space.sdk.testing.egress import Egress
+from space.sdk.testing.exposed import CA, DOMAIN, INGRESS
 from space.sdk.testing.life import Parcels
 from space.sdk.testing.listener import listener
 from space.sdk.testing.operations import Events, Operations
@@ -199,6 +200,8 @@ class MockServer:
                 return self._create(request)
             case "GET", ["v1", "sandboxes"]:
                 return self._list(request)
+            case "GET", ["v1", "ingress"]:
+                return answer({"url": INGRESS, "domain": DOMAIN, "ca": CA})
             case "GET", ["v1", "events"]:
                 return self.events.answer(request)
             case method, ["v1", "keys", *rest]:
