@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Write `docs/reference/{api,settings,errors,cli}.md` from what they describe: the route table, the settings, the tree of errors, the
-command line's parser. `--check` writes nothing and exits 1 when a committed page is not what this would write.
+"""Write `docs/reference/{api,settings,errors,cli}.md`, and the table of `docs/e2b.md`, from what they describe: the route table, the
+settings, the tree of errors, E2B's operations, the command line's parser. `--check` writes nothing and exits 1 when a committed page is not
+what this would write.
 """
 
 from __future__ import annotations
@@ -45,13 +46,26 @@ def main(arguments: Sequence[str]) -> int:
 
 def pages() -> dict[str, str]:
     """Every page by its file's name."""
-    return {"api.md": api(), "settings.md": settings(), "errors.md": errors(), "cli.md": cli()}
+    return {"api.md": api(), "settings.md": settings(), "errors.md": errors(), "cli.md": cli(), "../e2b.md": e2b()}
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table; what would end a cell is escaped."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in line) + " |" for line in lines) + "\n"
+
+
+# -- E2B ----------------------------------------------------------------------------------------------------------------
+
+
+def e2b() -> str:
+    """The page of the E2B face, which people write, with its table as it is now."""
+    from space.control.e2b import table as operations
+
+    before, mark, rest = (ROOT / "docs/e2b.md").read_text().partition("<!-- table:")
+    line, _, rest = rest.partition("\n")
+    _, end, after = rest.partition("<!-- end of the table -->")
+    return f"{before}{mark}{line}\n{operations.markdown()}{end}{after}"
 
 
 # -- settings -----------------------------------------------------------------------------------------------------------

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2b.stage import Js, Running
+from tests.e2b.stage import OTHER, SHOP, Js, Outside, Running, echo
 
 import space
 from space.setup import e2bclients
 from space.testing import leaks, machine
+from space.testing.egresstown import town
 from space.testing.machine import Runtime
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,6 +71,23 @@ def server(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         for name in found.env:
             del os.environ[name]
     leaks.settle(lambda: leaks.of_instance(served.instance))
+    leaks.settle(leaks.of_host, before)
+
+
+@pytest.fixture(scope="session")
+def outside(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
+    """A server beside servers outside, and two tenants: one may have `open` policies, the other has what its own policy says."""
+    before = leaks.of_host()
+    with town() as place:
+        heads: list[bytes] = []
+        for name in (SHOP, OTHER):
+            place.serve(name, echo(heads))
+        with machine.private(runtime, tmp_path_factory.mktemp("outside") / "serve.log", **SETTINGS, **place.settings) as served:
+            with space.Client(api_url=served.url, api_key=served.api_key) as admin:
+                keys = [admin.create_key(tenant=tenant, e2b=True).key for tenant in ("opened", "closed")]
+                admin.set_tenant_policy("opened", None, permits=["open"])
+            yield Outside(place, Running(served, keys[0]), Running(served, keys[1]), heads)
+        leaks.settle(lambda: leaks.of_instance(served.instance))
     leaks.settle(leaks.of_host, before)
 
 

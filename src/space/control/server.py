@@ -38,6 +38,7 @@ from space.control.app import Api
 from space.control.audit import AuditLog
 from space.control.credentials import Credentials
 from space.control.delivery import Sender
+from space.control.e2b.cleaning import keep_clean
 from space.control.e2b.face import Face
 from space.control.egress_figures import EgressFigures
 from space.control.events import EventLog
@@ -132,27 +133,31 @@ async def compose(instance: Instance, settings: Settings) -> AsyncIterator[Servi
         document = openapi.document(version)
         egress = EgressFigures(lambda: sandboxes.running, lambda one: link.call("egress_counters", Target(one), EgressCounters))
         figures.add(egress)
+        services = Services(
+            settings,
+            keys,
+            link,
+            sandboxes,
+            figures,
+            document,
+            version,
+            activity,
+            events,
+            quotas,
+            webhooks,
+            audit,
+            egress,
+            templates,
+            Credentials(link, quotas),
+            face,
+            Exposing(instance, settings, sandboxes, face),
+        )
+        cleaning = asyncio.create_task(keep_clean(services), name="e2b cleaning")
         try:
-            yield Services(
-                settings,
-                keys,
-                link,
-                sandboxes,
-                figures,
-                document,
-                version,
-                activity,
-                events,
-                quotas,
-                webhooks,
-                audit,
-                egress,
-                templates,
-                Credentials(link, quotas),
-                face,
-                Exposing(instance, settings, sandboxes, face),
-            )
+            yield services
         finally:
+            cleaning.cancel()
+            await asyncio.wait({cleaning})
             await face.building.stop()
             await templates.stop()
             audit.flush()

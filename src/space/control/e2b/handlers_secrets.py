@@ -1,4 +1,7 @@
-"""Handlers of secrets as E2B's clients ask for them: static secrets of the broker, by name. No answer has a value."""
+"""Handlers of secrets as E2B's clients ask for them: static secrets of the broker, by name. No answer has a value.
+
+Our names are lower case: theirs are kept as they were written, and found in any case.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ async def create(call: Call, services: Services) -> Answer:
     """POST /secrets."""
     asked = forms.decode(await call.json(), forms.NewSecret)
     name = checked(asked.name.lower(), "secret")
-    said = SecretRequest(value=asked.value, labels=asked.metadata or {})
+    said = SecretRequest(value=asked.value, labels=asked.metadata or {}, description=asked.name)
     made = await services.credentials.put_secret(call.tenant, name, said, said.sealed(), "new")
     return answers.value(_view(made), 201)
 
@@ -44,7 +47,8 @@ async def change(call: Call, services: Services) -> Answer:
     known = await services.credentials.secret(call.tenant, name)
     if asked.value is None:
         raise InvalidArgument("value is missing: metadata alone cannot be changed here")
-    said = SecretRequest(value=asked.value, labels=dict(known.labels) if asked.metadata is None else asked.metadata)
+    said = SecretRequest(value=asked.value, labels=dict(known.labels) if asked.metadata is None else asked.metadata,
+                         description=known.description)  # fmt: skip
     return answers.value(_view(await services.credentials.put_secret(call.tenant, name, said, said.sealed(), "rotate")))
 
 
@@ -66,7 +70,7 @@ def _name(call: Call) -> str:
 def _view(info: SecretInfo) -> dict[str, Any]:
     return {
         "secretID": info.name,
-        "name": info.name,
+        "name": info.description if info.description.lower() == info.name else info.name,
         "currentVersion": info.version,
         "metadata": dict(info.labels),
         "createdAt": views.time(int(info.created_at * 1e6)),

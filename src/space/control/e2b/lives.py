@@ -27,7 +27,7 @@ from space.control.wire_tenants import ChangeRequest
 from space.core.credentials.grant import Grant, Header, Where
 from space.core.lifecycle.table import Request
 from space.model.egress import SandboxPolicy
-from space.model.errors import Conflict, InvalidArgument, SpaceError
+from space.model.errors import Conflict, InvalidArgument, NotFound, SpaceError
 from space.model.sandbox import SandboxSpec
 
 TIMEOUT = 300
@@ -210,14 +210,18 @@ async def lend(credentials: Credentials, tenant: str, loans: tuple[Loan, ...]) -
     return made
 
 
-async def give_back(credentials: Credentials, tenant: str, names: list[str]) -> None:
-    """Grants that were made for one sandbox, and secrets that were made for them."""
+async def give_back(credentials: Credentials, tenant: str, names: list[str]) -> bool:
+    """Forget grants that were made for one sandbox, and secrets that were made for them; whether all of them are gone."""
+    gone = True
     for name in names:
         for forget in (credentials.delete_grant, credentials.delete_secret):
             try:
                 await forget(tenant, name)
-            except SpaceError:
+            except NotFound:
                 continue  # most have no secret of their own
+            except SpaceError:
+                gone = False
+    return gone
 
 
 # -- what was asked for -----------------------------------------------------------------------------------------------------

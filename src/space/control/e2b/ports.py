@@ -1,4 +1,7 @@
-"""Ports of sandboxes other than the in-sandbox API's: the ingress serves them, in a process of its own."""
+"""Ports of sandboxes other than the in-sandbox API's: the ingress serves them, in a process of its own.
+
+A client of the API's own address that asks for one is handed over before its request comes here (`control/handover.py`).
+"""
 
 from __future__ import annotations
 
@@ -11,5 +14,5 @@ from space.control.services import Services
 
 
 async def relay(scope: Scope, receive: Receive, send: Send, services: Services, seat: Seat) -> None:
-    """Hand a request over to the ingress. Away."""
+    """There is no ingress that would have taken it. Away."""
     raise Away(to_e2b(seat.sandbox), port=seat.port)

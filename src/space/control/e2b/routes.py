@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from space.control.call import Call
-from space.control.e2b import handlers, handlers_secrets
+from space.control.e2b import handlers, handlers_secrets, table
 from space.control.e2b import handlers_templates as templates
+from space.control.e2b.handlers_refused import refusing
 from space.control.route import FACE_SANDBOX, JSON, TEXT, Access, Body, Query, Reply, Route, Sendable
 from space.control.services import Services
 
@@ -102,4 +103,9 @@ SECRETS: tuple[Route, ...] = (
     _route("DELETE", "/secrets/{id}", "delete_secret", "Forget it", handlers_secrets.delete),
 )
 
-ROUTES: tuple[Route, ...] = (*SANDBOXES, *SNAPSHOTS, *TEMPLATES, *SECRETS)
+REFUSED: tuple[Route, ...] = tuple(
+    _route(method, path, "refused", "What is not here", refusing(reason))
+    for (method, _, path), reason in ((route.partition(" "), why) for route, why in table.refused().items())
+)
+
+ROUTES: tuple[Route, ...] = (*SANDBOXES, *SNAPSHOTS, *TEMPLATES, *SECRETS, *REFUSED)

@@ -5,6 +5,7 @@ A sandbox that our own API made has none, and `Extras()` says what holds for it:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -69,12 +70,26 @@ class ExtrasStore:
         self._store = store
         self._known: dict[str, Extras] = {}
         self.on_put: list[Callable[[str], None]] = []
-        self.on_end: list[Callable[[str, str, Extras], None]] = []
+        self._over: dict[str, Extras] = {}
+        self._ended = asyncio.Event()
 
     async def load(self) -> None:
-        """Read what is stored; what belongs to no sandbox any more goes."""
-        rows = await self._store.write(_load)
-        self._known = {row.sandbox: msgspec.convert(row.extras, Extras) for row in rows}
+        """Read what is stored. What belongs to no sandbox any more is `over`."""
+        rows, there = await self._store.read(_load)
+        for row in rows:
+            (self._known if row.sandbox in there else self._over)[row.sandbox] = msgspec.convert(row.extras, Extras)
+
+    async def over(self) -> dict[str, Extras]:
+        """Those of sandboxes that have ended and left something that `forget` has not been told of; waits until there are some."""
+        while not self._over:
+            self._ended.clear()
+            await self._ended.wait()
+        return dict(self._over)
+
+    async def forget(self, sandbox: str) -> None:
+        """Nothing of an ended one is left."""
+        await self._store.write(lambda connection: _remove(connection, sandbox))
+        self._over.pop(sandbox, None)
 
     def of(self, sandbox: str) -> Extras:
         """A sandbox's, by our id."""
@@ -96,9 +111,11 @@ class ExtrasStore:
         """Told of every change of a live sandbox: with its end this goes too."""
         record = entry.record
         if record.ended and (extras := self._known.pop(record.id, None)) is not None:
-            for told in self.on_end:
-                told(record.tenant, record.id, extras)
-            self._store.post(lambda connection: _remove(connection, record.id))
+            if extras.grants:
+                self._over[record.id] = extras
+                self._ended.set()
+            else:
+                self._store.post(lambda connection: _remove(connection, record.id))
 
     @property
     def all(self) -> Mapping[str, Extras]:
@@ -106,10 +123,9 @@ class ExtrasStore:
         return self._known
 
 
-def _load(connection: Connection) -> list[Any]:
-    gone = select(sandboxes.c.id).where(sandboxes.c.ended_us.is_(None))
-    connection.execute(delete(e2b_sandboxes).where(e2b_sandboxes.c.sandbox.not_in(gone)))
-    return list(connection.execute(select(e2b_sandboxes)).all())
+def _load(connection: Connection) -> tuple[list[Any], set[str]]:
+    there = connection.execute(select(sandboxes.c.id).where(sandboxes.c.ended_us.is_(None))).scalars()
+    return list(connection.execute(select(e2b_sandboxes)).all()), set(there)
 
 
 def _add(connection: Connection, sandbox: str, extras: Extras) -> None:
