@@ -87,6 +87,7 @@ BODIES = {
     "put_sandbox_policy": {"policy": None},
     "explain_policy": {"url": "https://a.example.com/"},
     "answer_ask": {"allow": True},
+    "expose_port": {},
     "put_tenant_policy": {},
     "wake_sandbox": {},
     "fork_sandbox": {},
