@@ -25,7 +25,7 @@ from space.rpc import life_api
 from space.rpc import node_api as api
 from space.rpc.session import Session
 from space.testing.bareinstance import BESIDE_NODE, BareInstance, bare_instance
-from space.testing.smalldisk import SmallDisk, small_disk
+from space.testing.smalldisk import HostDisk, SmallDisk, host_disk, small_disk
 
 SIZE_MIB = 3 << 10
 RECIPE = 'version = 1\nname = "tiny"\n[base]\ntemplate = "base"\n[[step]]\nrun = "head -c 30000000 /dev/urandom > /opt/data"\n'
@@ -52,10 +52,24 @@ def place(tmp_path: Path) -> Iterator[tuple[BareInstance, SmallDisk]]:
         yield bare, disks[0]
 
 
+@pytest.fixture
+def beneath(tmp_path: Path) -> Iterator[tuple[BareInstance, HostDisk]]:
+    """The data lies in a loop file, and the disk that this lies on is the one to be filled."""
+    with host_disk(tmp_path / "host", SIZE_MIB + 64) as outer:
+
+        def storage(over: Path) -> AbstractContextManager[SmallDisk]:
+            outer.inner = SmallDisk(over)
+            return small_disk(over, outer.mounted / "image", SIZE_MIB)
+
+        settings = Settings(accelerator="tcg", warm_templates=1, clones_ahead=0, disk_reserve_mib=0)
+        with bare_instance(*BESIDE_NODE, "node", settings=settings, storage=storage) as bare:
+            yield bare, outer
+
+
 class Full:
     """What is done while there is no room."""
 
-    def __init__(self, host: Host, bare: BareInstance, disk: SmallDisk, bundle: Path) -> None:
+    def __init__(self, host: Host, bare: BareInstance, disk: SmallDisk | HostDisk, bundle: Path) -> None:
         self.host, self.bare, self.disk, self.bundle = host, bare, disk, bundle
         self.idle = self.writer = self.template = ""
 
@@ -159,6 +173,31 @@ def test_a_full_host_is_a_typed_error_harms_nobody_and_all_goes_on_with_room(
     _with(bare, work)
 
 
+@pytest.mark.parametrize("thorough", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.timeout(600)
+def test_a_disk_that_is_full_beneath_the_loop_file_stops_nobody(
+    beneath: tuple[BareInstance, HostDisk], tmp_path: Path, thorough: bool
+) -> None:
+    """The loop file has all its blocks, so what is written in it needs none of the disk's: all is done, and who writes goes on."""
+    bare, disk = beneath
+
+    async def work(host: Host) -> None:
+        full = Full(host, bare, disk, tmp_path / "bundle")
+        await _prepare(full)
+        for name in OPERATIONS if thorough else ("create", "suspend", "checkpoint"):
+            assert await _tried(full, name, 0) == "done"
+        disk.fill()
+        before = await full.written()
+        await full.host.run(
+            full.writer, f"for i in $(seq 300); do test $(cat /dev/shm/n) -gt {before + 20} && exit 0; sleep 0.1; done; exit 1"
+        )
+        await full.host.run(full.writer, "touch /root/enough; sleep 2; cat /root/sums/* | sha256sum --quiet -c")
+        await full.host.delete(full.writer, full.idle)
+        assert disk.is_writable()
+
+    _with(bare, work)
+
+
 async def _prepare(full: Full) -> None:
     host = full.host
     await host.session.call("bake", life_api.Bake(tenant="acme", template="base", cpus=1, memory_mib=256, disk_mib=2048))
@@ -171,7 +210,7 @@ async def _prepare(full: Full) -> None:
     await host.session.call("exec", started)
 
 
-async def _tried(full: Full, name: str, leave: int) -> None:
+async def _tried(full: Full, name: str, leave: int) -> str:
     full.disk.fill(leave)
     operation: Callable[[], Awaitable[None]] = getattr(full, name)
     began, outcome = time.monotonic(), "done"
@@ -189,6 +228,7 @@ async def _tried(full: Full, name: str, leave: int) -> None:
     full.disk.free()
     assert full.disk.is_writable()
     assert (await full.host.run(full.idle, "cat /root/mark /dev/shm/mark")).split() == ["idle"] * 2
+    return outcome
 
 
 async def _stalled_and_going_on(full: Full, seconds: float) -> None:

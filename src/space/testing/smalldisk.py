@@ -1,4 +1,6 @@
-"""A small btrfs in a loop file that is allocated whole, as set-up makes one, for the data of one instance; and how it is filled."""
+"""A small btrfs in a loop file that is allocated whole, as set-up makes one, for the data of one instance; the disk below that; and how
+either is filled.
+"""
 
 from __future__ import annotations
 
@@ -94,3 +96,45 @@ def small_disk(over: Path, image: Path, mib: int) -> Iterator[SmallDisk]:
         for name, data in kept.items():
             (over / name).write_bytes(data)
         yield SmallDisk(over)
+
+
+class HostDisk:
+    """The disk below a loop file: an ext4 of its own. inner: what lies in the loop file."""
+
+    def __init__(self, mounted: Path) -> None:
+        self.mounted = mounted
+        self.inner: SmallDisk
+
+    def fill(self, leave_mib: int = 0) -> None:
+        """Until it takes not a block more, also from root."""
+        del leave_mib  # as `SmallDisk.fill`
+        number = len(list(self.mounted.glob("filler*")))
+        for size in (32 * MIB, MIB, 4096):
+            while _written(self.mounted / f"filler{number}", size):
+                number += 1
+
+    def free(self) -> None:
+        """There is room again."""
+        for path in self.mounted.glob("filler*"):
+            path.unlink()
+
+    def is_writable(self) -> bool:
+        """Whether the file system in the loop file is."""
+        return self.inner.is_writable()
+
+
+@contextmanager
+def host_disk(place: Path, mib: int) -> Iterator[HostDisk]:
+    """Mounted at that directory, which is made; so large beside what a file system takes."""
+    image = place.with_name(f"{place.name}.image")
+    place.mkdir()
+    with image.open("wb") as file:
+        file.truncate((mib + 256) * MIB)
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", image], check=True, capture_output=True)
+    with ExitStack() as undo:
+        undo.callback(image.unlink)
+        device = loopdevice.attach(image)
+        loopdevice.mount(str(Path(f"/proc/self/fd/{device}").readlink()), place, "ext4", "")
+        os.close(device)
+        undo.callback(lambda: mounts.unmount(place))
+        yield HostDisk(place)
