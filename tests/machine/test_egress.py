@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.machine.test_templates import build, context
 
 from space.core.policy import document
 from space.host import namespaces
@@ -272,3 +273,37 @@ def test_the_policy_of_now_holds_after_a_wake_and_not_the_one_that_it_was_suspen
 
     run(bare, work)
     leaks.settle(lambda: leaks.of_sandboxes(bare.instance))
+
+
+FETCH = "curl --silent --fail --max-time 20 --output /dev/null https://{name}/x"
+RECIPE = f"""
+version = 1
+name = "fetched"
+[base]
+template = "base"
+[[step]]
+run = "! {FETCH.format(name=ALLOWED)}"
+[[step]]
+run = "{FETCH.format(name=ALLOWED)}; ! {FETCH.format(name=OTHER)}"
+egress = "mirrors"
+[[step]]
+run = "{FETCH.format(name=OTHER)}"
+[step.egress]
+version = 1
+mode = "record"
+[[step]]
+run = "if {FETCH.format(name=ALLOWED)} || {FETCH.format(name=OTHER)}; then exit 1; fi"
+"""
+
+
+def test_a_recipes_step_reaches_what_its_policy_allows_and_the_steps_around_it_nothing(bare: BareInstance) -> None:
+    async def work(session: Session) -> None:
+        policies = {
+            '"mirrors"': await put(session, policy({"host": ALLOWED})),
+            '{"mode": "record", "version": 1}': await put(session, policy(mode="record")),
+        }
+        made, _, said = await build(session, api.TemplateBuild("acme", RECIPE, policies=policies), context())
+        assert made.name == "fetched", said
+        await session.call("template_drop", api.TemplateTarget("acme", made.digest))
+
+    run(bare, work)

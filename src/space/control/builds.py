@@ -9,6 +9,7 @@ process's life. What its steps made is kept by the node. A builder counts toward
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
 import time
@@ -34,6 +35,7 @@ from space.rpc import node_api as api
 from space.rpc.stream import Stream
 
 if TYPE_CHECKING:
+    from space.control.policies import Policies
     from space.control.templates import Templates
 
 log = logging.getLogger(__name__)
@@ -77,6 +79,11 @@ class Build:
         return self.state in ("done", "failed")
 
     @property
+    def egress(self) -> tuple[str, ...]:
+        """Policies of its steps."""
+        return () if self.recipe is None else plan.egresses(self.recipe)
+
+    @property
     def builder(self) -> Usage:
         """What its builder takes, which is there from the begin on as far as the quota is concerned."""
         if self.over or self.recipe is None:
@@ -110,8 +117,23 @@ class Builds:
         self._link = link
         self._quotas = quotas
         self._builds: dict[str, Build] = {}
+        self._policies: Policies
         self.observe_build: Callable[[str, float], None] = lambda outcome, seconds: None
         self.observe_step: Callable[[float], None] = lambda seconds: None
+
+    def under(self, policies: Policies) -> None:
+        """Steps with egress have it under these. A layer above them that changes ends the builds that stand under it: what their steps may
+        reach is decided when they begin.
+        """
+        self._policies = policies
+        policies.on_layer = self._layer_changed
+
+    def _layer_changed(self, tenant: str | None) -> None:
+        for build in list(self._builds.values()):
+            if not build.over and build.began is not None and tenant in (None, build.tenant) and build.egress:
+                self._end(build, Unavailable("a policy above those of its steps was changed meanwhile; build it again"))
+                if build.task is not None:
+                    build.task.cancel()
 
     async def load(self, rows: Sequence[Any]) -> None:
         """Take up what the store holds; what was under way then has failed."""
@@ -148,7 +170,7 @@ class Builds:
         """What has to come along with a recipe."""
         recipe = _parsed(text)
         inputs = plan.wants(recipe)
-        steps = plan.layers(recipe, "", dict.fromkeys(inputs, ""))
+        steps = plan.layers(recipe, "", dict.fromkeys(inputs, ""), policies=dict.fromkeys(plan.egresses(recipe), ""))
         downloads = [DownloadInfo(each.kind, each.what, each.sha256, each.name) for each in recipe.downloads]
         return PlanInfo(recipe.name, list(inputs), downloads, [step.title for step in steps])
 
@@ -163,6 +185,8 @@ class Builds:
         if missing:
             raise InvalidArgument(f"inputs: {missing[0]!r} is missing", hint="POST /v1/builds/plan says what a recipe needs")
         base = await self._base(tenant, recipe)
+        for policy in plan.egresses(recipe):  # refused now, not when its files have come
+            await self._policies.choose(tenant, json.loads(policy))
         mine = [each for each in self._builds.values() if each.tenant == tenant]
         if sum(not each.over for each in mine) >= _MOST_WAITING:
             raise NoCapacity(f"{_MOST_WAITING} builds of tenant {tenant} are under way", hint="wait for one, or delete it")
@@ -208,8 +232,11 @@ class Builds:
             build.task.cancel()
         request = build.request
         assert request is not None, "one of an earlier control is over"
-        asked = api.TemplateBuild(build.tenant, request.recipe, build.base, dict(request.inputs), request.downloads, request.name)
         try:
+            policies = {each: await self._policies.told(build.tenant, json.loads(each)) for each in build.egress}
+            asked = api.TemplateBuild(
+                build.tenant, request.recipe, build.base, dict(request.inputs), request.downloads, request.name, policies
+            )
             stream = await self._link.open("template_build", asked, bulk=True)
         except SpaceError as error:
             self._end(build, error)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,6 +62,8 @@ class Policies:
         self._layers: dict[str, LayerRow] = {}
         self._changing: dict[str, asyncio.Lock] = {}
         self.telling = Telling(book, link, self._texts)
+        # called when a tenant's layer is another, or (None) the operator's
+        self.on_layer: Callable[[str | None], None] = lambda tenant: None
 
     async def load(self) -> None:
         """Take up what the store holds, and make anew what may have changed since."""
@@ -102,6 +104,14 @@ class Policies:
             "policy_open": made.open,
         }
         return Chosen(fields, own, made, basis, warnings)
+
+    async def told(self, tenant: str, asked: Mapping[str, Any] | str) -> str:
+        """The digest of the document that a policy makes now for what is no sandbox; the node has it. As `choose`."""
+        chosen = await self.choose(tenant, asked)
+        if chosen.made.digest:
+            self._texts.remember(chosen.made.digest, chosen.made.data)
+        await self.telling.ensure(chosen.made.digest)
+        return chosen.made.digest
 
     async def inherited(self, parent: Record, count: int) -> Chosen:
         """What `count` children of a sandbox get: what it is to have, as if it were asked for now. As `choose`."""
@@ -223,6 +233,7 @@ class Policies:
             if source:
                 self._texts.remember(source, data)
             self._layers[tenant] = layer
+        self.on_layer(None if tenant == OPERATOR else tenant)
         await self._spread(list(self._book.live.values()) if tenant == OPERATOR else self._of_tenant(tenant))
         return replace(await self.layer(tenant), warnings=() if judged is None else judged.warnings)
 

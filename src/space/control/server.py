@@ -123,6 +123,7 @@ async def compose(instance: Instance, settings: Settings) -> AsyncIterator[Servi
         templates.builds.observe_build, templates.builds.observe_step = building.built, building.step
         figures.add(building)
         await sandboxes.start(link, figures, templates.resolve)
+        templates.builds.under(sandboxes.policies)
         face = await Face.load(store, instance.control_data / "e2b", settings)
         sandboxes.heeded(face.heed)
         version = __version__

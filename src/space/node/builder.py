@@ -9,16 +9,16 @@ dies leaves a builder of a tenant that is none, which the next one removes.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 import zlib
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from enum import StrEnum
 from importlib import resources
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -33,7 +33,9 @@ from space.model.errors import BuildFailed, DeadlineExceeded, InvalidArgument, N
 from space.model.ids import new_process_id, new_sandbox_id
 from space.model.rootd import KeepTemplate, RebaseTemplate
 from space.model.sandbox import DEFAULT_TEMPLATE, MIB, Phase
+from space.node.binding import Held as HeldPolicy
 from space.node.board import Board
+from space.node.imagesettings import settings_of_image
 from space.node.ledger import Record
 from space.node.reader import Reader
 from space.node.relay import TREE_PUT, Held
@@ -91,17 +93,25 @@ class Builds:
             recipe = replace(recipe, name=asked.name)
         base = self._base(recipe, asked)
         try:
-            layers = plan.layers(recipe, base.digest, asked.inputs, asked.downloads, salt=asked.tenant)
+            layers = plan.layers(recipe, base.digest, asked.inputs, asked.downloads, salt=asked.tenant, policies=asked.policies)
         except plan.InputMissing as error:
             raise InvalidArgument(str(error)) from None
-        return await self._build(stream, asked.tenant, recipe, base, layers)
+        for digest in asked.policies.values():
+            self._around.egress.policies.check(digest)
+        return await self._build(stream, asked.tenant, recipe, base, layers, asked.policies)
 
     async def over(self, stream: Stream, tenant: str, recipe: Recipe, base: TemplateManifest) -> TemplateManifest:
         """The template of a recipe that brings nothing along, over a template that stands; all else is that one's."""
         return await self._build(stream, tenant, recipe, base, plan.layers(recipe, base.digest, {}, salt=tenant))
 
     async def _build(
-        self, stream: Stream, tenant: str, recipe: Recipe, base: TemplateManifest, layers: tuple[plan.Layer, ...]
+        self,
+        stream: Stream,
+        tenant: str,
+        recipe: Recipe,
+        base: TemplateManifest,
+        layers: tuple[plan.Layer, ...],
+        policies: Mapping[str, str] = MappingProxyType({}),
     ) -> TemplateManifest:
         if len(self._running) >= _MOST_BUILDS:
             raise NoCapacity(f"{len(self._running)} builds run on this node", hint="wait for one to end")
@@ -111,7 +121,7 @@ class Builds:
         self._templates.needed += needed
         try:
             await self._templates.make_room()
-            return await _Build(self._around, self._store, stream, tenant, recipe, base, layers, self.trace).run(name)
+            return await _Build(self._around, self._store, stream, tenant, recipe, base, layers, policies, self.trace).run(name)
         finally:
             self._templates.needed -= needed
             self._running.discard(name)
@@ -140,9 +150,11 @@ class _Build:
         recipe: Recipe,
         base: TemplateManifest,
         layers: tuple[plan.Layer, ...],
+        policies: Mapping[str, str],
         trace: BuildTrace,
     ) -> None:
         self._trace = trace
+        self._policies = policies
         self._around, self._store, self._stream = around, store, stream
         self._tenant, self._recipe, self._base, self._layers = tenant, recipe, base, layers
         self._image = Settings()
@@ -256,7 +268,8 @@ class _Build:
         with _naming(number, layer.title):
             match layer.action:
                 case Run() as run:
-                    await self._execute(run)
+                    async with self._egress(run):
+                        await self._execute(run)
                 case Copy(source=source, to=to, owner=owner):
                     await self._execute(Run(("/bin/sh", "-ec", _COPY, "copy", f"{PLACE}/files/{source}", to, owner)))
                 case Write() as write:
@@ -267,6 +280,20 @@ class _Build:
             await self._keep(layer.digest)
             await self._trace(BuildStage.KEPT)
         await self._say(number, "done", round((time.monotonic() - began) * 1000))
+
+    @asynccontextmanager
+    async def _egress(self, run: Run) -> AsyncIterator[None]:
+        """Its policy holds while it runs, and none before and after; where that is not sure the build fails, and the builder goes."""
+        if not run.egress:
+            yield
+            return
+        sandbox = self._running
+        number = sandbox.record.policy_generation + 1
+        await sandbox.set_policy(HeldPolicy(self._policies[run.egress], number))
+        try:
+            yield
+        finally:
+            await sandbox.set_policy(HeldPolicy("", number + 1))
 
     async def _execute(self, run: Run, *, sink: _Said | None = None) -> int | None:
         """Run it; its output goes to the log. BuildFailed unless it ends with 0. sink: its output goes there, and the status counts."""
@@ -319,7 +346,7 @@ class _Build:
         command = Run(("python3", "-I", script, source, image), timeout_seconds=6 * 3600)
         if await self._execute(command, sink=_Said(said, complaints, self._stream)) != 0:
             raise BuildFailed(complaints.decode(errors="replace").strip().rpartition("\n")[2][:500] or "the image was not unpacked")
-        self._image = _settings_of_image(bytes(said))
+        self._image = settings_of_image(bytes(said))
 
     async def _call(self, verb: str, request: msgspec.Struct, data: bytes | None = None) -> None:
         guest = self._running.guest()
@@ -463,16 +490,3 @@ def _naming(number: int, title: str) -> Iterator[None]:
             raise BuildFailed(words, hint=error.hint) from error
         error.message = words
         raise
-
-
-def _settings_of_image(said: bytes) -> Settings:
-    """How the image begins, by what the unpacking program said last."""
-    try:
-        raw = json.loads(said.strip().rpartition(b"\n")[2])
-        words = {name: [str(word) for word in raw.get(name) or []] for name in ("Env", "Entrypoint", "Cmd")}
-        env = dict(line.split("=", 1) for line in words["Env"] if "=" in line and not line.startswith("="))
-        user, cwd = str(raw.get("User") or "root").partition(":")[0], str(raw.get("WorkingDir") or "/")
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        raise BuildFailed("the image's settings are not readable") from None
-    start = tuple(words["Entrypoint"] + words["Cmd"])
-    return Settings(env, user, cwd, start or None)

@@ -28,7 +28,8 @@ class TemplateBuild(Asked, frozen=True, forbid_unknown_fields=True):
     """Build a template. base: digest of the tenant's template that the recipe stands on; empty for a shipped one.
 
     inputs: digest of what came, by its path in the recipe. downloads: digest of all that was fetched for it, or empty.
-    name: instead of the recipe's.
+    name: instead of the recipe's. policies: digest of the document (put before) of each policy
+    of its steps, by what they say.
     """
 
     tenant: str
@@ -37,6 +38,7 @@ class TemplateBuild(Asked, frozen=True, forbid_unknown_fields=True):
     inputs: dict[str, str] = msgspec.field(default_factory=dict)
     downloads: str = ""
     name: str = ""
+    policies: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class BuildStep(msgspec.Struct, frozen=True, tag_field="t", tag="step"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import zlib
 from collections.abc import Awaitable, Callable
@@ -28,6 +29,8 @@ class SimTemplates:
         self.fail_build: SpaceError | None = None
         self.files = b""
         self.lost = 0
+        self.asked: list[api.TemplateBuild] = []
+        self.hold_build: asyncio.Event | None = None
         self.verbs: dict[str, Callable[[Stream, bytes], Awaitable[None]]] = {
             "templates": self._list,
             "template_build": self._build,
@@ -63,11 +66,14 @@ class SimTemplates:
     async def _build(self, stream: Stream, request: bytes) -> None:
         asked = msgspec.msgpack.decode(request, type=api.TemplateBuild)
         recipe = parse(asked.recipe)
-        layers = plan.layers(recipe, asked.base, asked.inputs, asked.downloads, salt=asked.tenant)
+        self.asked.append(asked)
+        layers = plan.layers(recipe, asked.base, asked.inputs, asked.downloads, salt=asked.tenant, policies=asked.policies)
         self.files = b"".join([bytes(event.payload) async for event in stream if isinstance(event, Data)])
         for number, layer in enumerate(layers, 1):
             await stream.send_message(api.BuildStep(number, len(layers), layer.title, "begun"))
             await stream.send(f"{layer.title}\n".encode())
+            if self.hold_build is not None:
+                await self.hold_build.wait()
             if self.fail_build is not None:
                 raise self.fail_build
             await stream.send_message(api.BuildStep(number, len(layers), layer.title, "done", 1))

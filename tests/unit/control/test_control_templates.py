@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from typing import Any
@@ -317,3 +318,53 @@ async def test_a_sandbox_becomes_a_template_once_for_one_key_and_goes_on(world: 
     stranger = await world.other_tenant()
     async with stranger:
         assert (await stranger.post(f"/v1/sandboxes/{sandbox}/template", json={"name": "theirs"})).status_code == 404
+
+
+FETCHING = """version = 1
+name = "mine"
+[base]
+template = "base"
+[[step]]
+run = "fetch"
+egress = "mirrors"
+[[step]]
+run = "look"
+[step.egress]
+version = 1
+mode = "record"
+"""
+
+
+@dialogue()
+async def test_steps_with_egress_have_it_under_policies_that_their_tenant_may_have(world: World) -> None:
+    asked = {"recipe": FETCHING, "inputs": {}}
+    refused = await world.client.post("/v1/builds", json={**ASKED, **asked})
+    assert (refused.status_code, refused.json()["code"]) == (404, "not_found"), refused.text
+    await world.client.put("/v1/policies/mirrors", json={"policy": {"version": 1, "rule": [{"host": "mirror.example.com"}]}})
+    refused = await world.client.post("/v1/builds", json={**ASKED, **asked})
+    assert (refused.status_code, "mode record" in refused.json()["detail"]) == (403, True), refused.text
+    assert (await world.client.put("/v1/tenants/default/policy", json={"policy": None, "permits": ["record"]})).status_code == 200
+    done = await built(world.client, **asked)
+    assert done["state"] == "done", done
+    told = world.node.templating.asked[-1].policies
+    assert set(told) == {'"mirrors"', '{"mode": "record", "version": 1}'}
+    assert all(b"mirror.example.com" in world.node.egress.policies[digest] for said, digest in told.items() if "mirrors" in said)
+    assert set(told.values()) <= world.node.egress.policies.keys()
+
+
+@dialogue()
+async def test_a_layer_that_changes_ends_builds_whose_steps_stand_under_it_and_no_others(world: World) -> None:
+    await world.client.put("/v1/policies/mirrors", json={"policy": {"version": 1, "rule": [{"host": "mirror.example.com"}]}})
+    world.node.templating.hold_build = asyncio.Event()
+    recipe = FETCHING.partition('[[step]]\nrun = "look"')[0]
+    paths = []
+    for asked in ({"recipe": recipe, "inputs": {}}, {}):
+        begun = await world.client.post("/v1/builds", json={**ASKED, **asked})
+        assert begun.status_code == 201, begun.text
+        paths.append(begun.headers["location"])
+        await world.client.put(f"{paths[-1]}/files", content=b"tar ", headers={"content-type": "application/x-tar"})
+    assert (await world.client.put("/v1/tenants/default/policy", json={"policy": None, "permits": ["open"]})).status_code == 200
+    first, second = [(await world.client.get(path)).json() for path in paths]
+    assert (first["state"], "changed meanwhile" in first["reason"]) == ("failed", True)
+    assert second["state"] == "building"
+    world.node.templating.hold_build.set()

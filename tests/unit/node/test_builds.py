@@ -6,12 +6,18 @@ import asyncio
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from tests.unit.node.test_egress import ONE, TWO, of, put
 
-from space.model.errors import BuildFailed, InvalidArgument, NoCapacity, NotFound, SpaceError
+from space.core.template.model import Run
+from space.model.errors import BuildFailed, DeadlineExceeded, InvalidArgument, NoCapacity, NotFound, SpaceError
 from space.node import builder, templates
+from space.node.binding import Held
+from space.node.policies import NOTHING
+from space.node.sandbox import Sandbox
 from space.rpc import node_api as api
 from space.rpc.session import Data, Session
 from space.testing.memorynode import MemoryNode
@@ -256,3 +262,51 @@ async def test_template_that_cannot_be_kept_warm_is_a_template_all_the_same(tmp_
         lab.host.fail_next("hold_memory", NoCapacity("no memory is left"))
         built, _, _ = await build(session, _RUN)
         assert (built.name, lab.node.warm.known) == ("t", 0)
+
+
+_FETCHING = _RUN + '[[step]]\nrun = ["echo", "fetched"]\negress = "mirrors"\n[[step]]\nrun = ["true"]\n'
+_MIRRORS = json.dumps("mirrors")
+
+
+async def test_a_steps_policy_holds_while_it_runs_and_none_before_and_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with MemoryNode(tmp_path) as lab, lab.connected() as session:
+        with pytest.raises(NotFound, match="no policy"):
+            await build(session, _FETCHING, policies={_MIRRORS: of(ONE)})
+        with pytest.raises(InvalidArgument, match="mirrors"):
+            await build(session, _FETCHING)
+        await put(session, ONE)
+        seen: list[tuple[str, bytes | None]] = []
+        execute = builder._Build._execute
+
+        async def watched(self: builder._Build, run: Run, **more: Any) -> Any:
+            [bound] = lab.services.gateway.bound.values()
+            seen.append((" ".join(run.argv), bound.document))
+            return await execute(self, run, **more)
+
+        monkeypatch.setattr(builder._Build, "_execute", watched)
+        _, steps, said = await build(session, _FETCHING, policies={_MIRRORS: of(ONE)})
+        assert (steps[-1], said) == ("3 done", b"words\nfetched\n")
+        told = [(argv, document) for argv, document in seen if argv != "true" or document == ONE]
+        assert told == [("echo words", NOTHING), ("echo fetched", ONE)]
+        assert seen[-1] == ("true", NOTHING)
+        await until_nothing_is_left(lab)
+        await put(session, TWO)
+        assert (await build(session, _FETCHING, policies={_MIRRORS: of(TWO)}))[1][:2] == ["1 cached", "2 begun"]
+
+
+async def test_a_policy_that_cannot_be_taken_away_again_ends_the_build_and_its_builder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with MemoryNode(tmp_path) as lab, lab.connected() as session:
+        await put(session, ONE)
+        change = Sandbox.set_policy
+
+        async def refused(self: Sandbox, policy: Held) -> None:
+            if not policy.digest:
+                raise DeadlineExceeded("not everybody has it")
+            await change(self, policy)
+
+        monkeypatch.setattr(Sandbox, "set_policy", refused)
+        with pytest.raises(SpaceError, match="not everybody has it"):
+            await build(session, _FETCHING, policies={_MIRRORS: of(ONE)})
+        await until_nothing_is_left(lab)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from space.core.template.model import Copy, Download, FromDebian, FromOci, FromTemplate, Ready, Recipe, Run, Write
-from space.core.template.plan import InputMissing, Unpack, layers, template_digest, wants
+from space.core.template.plan import InputMissing, Unpack, egresses, layers, template_digest, wants
 from space.core.template.recipe import RecipeRefused, load, parse, reference
 
 WHOLE = """
@@ -106,6 +107,11 @@ def test_other_bases() -> None:
         ({"step": [{"run": "a", "user": "a b"}]}, "step[0].user"),
         ({"step": [{"run": "a", "env": {"A=B": "c"}}]}, "step[0].env"),
         ({"step": [{"run": "a", "timeout_seconds": 0}]}, "step[0].timeout_seconds"),
+        ({"step": [{"run": "a", "egress": ""}]}, "step[0].egress"),
+        ({"step": [{"run": "a", "egress": "A/b"}]}, "step[0].egress"),
+        ({"step": [{"run": "a", "egress": True}]}, "step[0].egress"),
+        ({"step": [{"run": "a", "egress": {"version": object()}}]}, "step[0].egress"),
+        ({"step": [{"copy": "a", "to": "/b", "egress": "x"}]}, "step[0].egress"),
         ({"step": [{"copy": "a"}]}, "step[0].to"),
         ({"step": [{"copy": "../a", "to": "/a"}]}, "step[0].copy"),
         ({"step": [{"copy": "a", "to": "/a/../b"}]}, "step[0].to"),
@@ -212,6 +218,19 @@ def test_what_goes_into_a_step_is_in_its_digest() -> None:
     started = replace(recipe, settings=replace(recipe.settings, start=("x",)))
     assert layers(started, "b", {"app": "1"}) == plain
     assert template_digest(plain[-1].digest, {"start": ["x"]}) != template_digest(plain[-1].digest, {})
+
+
+def test_a_step_under_another_policy_is_another_step_and_one_without_is_as_it_was() -> None:
+    policy = {"version": 1, "allow": [{"host": "a.example.com"}]}
+    steps = [{"run": "true"}, {"run": "fetch", "egress": "mirrors"}, {"run": "fetch", "egress": policy}]
+    recipe = load({"version": 1, "base": {"template": "base"}, "step": steps})
+    first, second = egresses(recipe)
+    assert (first, json.loads(second)) == ('"mirrors"', policy)
+    with pytest.raises(InputMissing, match="mirrors"):
+        layers(recipe, "b", {})
+    one, other = (layers(recipe, "b", {}, policies={first: digest, second: "2"}) for digest in ("1", "x"))
+    assert one[0] == other[0] == layers(replace(recipe, steps=recipe.steps[:1]), "b", {})[0]
+    assert not {layer.digest for layer in one[1:]} & {layer.digest for layer in other[1:]}
 
 
 def test_what_did_not_come_is_named() -> None:

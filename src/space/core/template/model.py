@@ -36,13 +36,16 @@ Base = FromTemplate | FromDebian | FromOci
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A command in the builder. cwd, user: None for the guest's root directory and root."""
+    """A command in the builder. cwd, user: None for the guest's root directory and root. egress: the policy under which it reaches
+    anything outside, as JSON (a stored one's name, or a policy); empty for nothing.
+    """
 
     argv: tuple[str, ...]
     user: str | None = None
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     timeout_seconds: int = 1800
+    egress: str = ""
 
 
 @dataclass(frozen=True, slots=True)

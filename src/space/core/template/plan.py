@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 from space.core.template.model import Copy, FromOci, Recipe, Run, Step, Write
@@ -53,16 +54,31 @@ def wants(recipe: Recipe) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def layers(recipe: Recipe, base: str, inputs: Mapping[str, str], downloads: str = "", *, salt: str = "") -> tuple[Layer, ...]:
+def egresses(recipe: Recipe) -> tuple[str, ...]:
+    """Policies under which its steps reach anything outside, each once."""
+    return tuple(dict.fromkeys(step.egress for step in recipe.steps if isinstance(step, Run) and step.egress))
+
+
+def layers(
+    recipe: Recipe,
+    base: str,
+    inputs: Mapping[str, str],
+    downloads: str = "",
+    *,
+    salt: str = "",
+    policies: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[Layer, ...]:
     """The steps after the base.
 
     base: digest of the disk that it stands on. inputs: digest of what came, by its path (`wants`). downloads: digest of all that was
-    fetched, empty for nothing. salt: whose cache it is: steps of two tenants never have one name.
+    fetched, empty for nothing. salt: whose cache it is: steps of two tenants never have one name. policies: digest of the document
+    that each of `egresses` makes: a step under another one is another step.
     """
     found: list[Layer] = []
     at = _digest(["base", _BUILDER, salt, base, recipe.disk_mib, downloads])
     for action in _actions(recipe):
-        at = _digest([at, type(action).__name__, asdict(action), dict(sorted(recipe.settings.env.items())), _brought(action, inputs)])
+        said = {name: value for name, value in asdict(action).items() if name != "egress" or value}
+        at = _digest([at, type(action).__name__, said, dict(sorted(recipe.settings.env.items())), _brought(action, inputs, policies)])
         found.append(Layer(at, action, title(action)))
     return tuple(found)
 
@@ -98,7 +114,11 @@ def _actions(recipe: Recipe) -> list[Action]:
     return [*first, *recipe.steps, *hooks]
 
 
-def _brought(action: Action, inputs: Mapping[str, str]) -> str:
+def _brought(action: Action, inputs: Mapping[str, str], policies: Mapping[str, str]) -> str:
+    if isinstance(action, Run) and action.egress:
+        if action.egress not in policies:
+            raise InputMissing(f"the policy {action.egress[:80]} did not come with the recipe")
+        return policies[action.egress]
     if not isinstance(action, Copy | Unpack):
         return ""
     if action.source not in inputs:

@@ -19,6 +19,7 @@ to = "/opt/app"
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -63,6 +64,7 @@ _WHEEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}==[A-Za-z0-9][A-Za-z0-9.!+
 _NPM = re.compile(r"(@[a-z0-9][a-z0-9._-]{0,127}/)?[a-z0-9][a-z0-9._-]{0,127}@[0-9][A-Za-z0-9.+-]{0,127}\Z")
 _URL = re.compile(r"https://[!-~]{1,2000}\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_POLICY = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}\Z")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\Z")
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}\Z|[0-9]{1,10}\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
@@ -183,13 +185,14 @@ class _Reader:
             self.refuse(path, "needs exactly one of run, copy and write")
             return Run(())
         if kinds == ["run"]:
-            self.known(table, ("run", "user", "cwd", "env", "timeout_seconds"), path)
+            self.known(table, ("run", "user", "cwd", "env", "timeout_seconds", "egress"), path)
             return Run(
                 self.command(table["run"], f"{path}.run"),
                 self.user(table, "user", path),
                 self.optional(table, "cwd", path, self.absolute),
                 self.env(table, "env", path),
                 self.number(table.get("timeout_seconds", 1800), f"{path}.timeout_seconds", 1, MOST_SECONDS),
+                self.optional(table, "egress", path, self.egress) or "",
             )
         owner = self.user(table, "owner", path) or "root"
         if kinds == ["copy"]:
@@ -218,6 +221,18 @@ class _Reader:
             last = what.partition("?")[0].partition("#")[0].rpartition("/")[2]
             name = self.shape(table.get("name", last), f"{path}.name", _FILE, "a plain file name")
         return Download(kind, what, sha256, name)
+
+    def egress(self, value: Any, path: str) -> str:
+        """A policy, as JSON: what it says is judged where it is compiled, with the layers above it."""
+        if isinstance(value, str):
+            return json.dumps(self.shape(value, path, _POLICY, "a stored policy's name"))
+        try:
+            text = json.dumps(self.table(value, path), sort_keys=True)
+        except (TypeError, ValueError):
+            text = ""
+        if not text or len(text) > MOST_TEXT:
+            self.refuse(path, "is a stored policy's name, or a policy as docs/policy.md has it")
+        return text
 
     def ready(self, value: Any, path: str) -> Ready:
         table = self.table(value, path)
