@@ -28,7 +28,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
-from space_evaluate import catalogue, learner
+from space_evaluate import catalogue, learner, wallpage
 from space_evaluate.catalogue import Attempt
 from space_evaluate.ground import API, Place, ground, line, settled
 from space_evaluate.lane import Heard, token
@@ -278,8 +278,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m space_evaluate.walls", description="what other walls let through")
     parser.add_argument("--wall", action="append", choices=("addresses", "proxy"), default=[])
     parser.add_argument("--technique", action="append", default=[])
-    parser.add_argument("--report", type=Path)
+    parser.add_argument("--report", type=Path, help="where what was found goes, as JSON")
+    parser.add_argument("--page", type=Path, nargs=2, metavar=("PAGE", "JSON"), help="write the page of an earlier run, and try nothing")
     options = parser.parse_args()
+    if options.page:
+        options.page[0].write_text(wallpage.page(json.loads(options.page[1].read_text())))
+        return 0
     with ground() as place:
         found = {kind: compare(place, kind, options.technique) for kind in options.wall or ("addresses", "proxy")}
     for kind, rows in found.items():
