@@ -296,6 +296,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "core.policy.paths",
         ("encoded-twice", '    if b"%" in plain and _TWICE.search(text):', "    if False:", _PATHS),
         ("encoded-slash", '    if "%2F" in text:', "    if False:", _PATHS),
+        ("overlong", '    if b"%" in plain and _OVERLONG.search(text):', "    if False:", _PATHS),
+        ("encoded-parameter", '_PARAMETER = re.compile(r";|%3B")', '_PARAMETER = re.compile(r";")', _PATHS),
         ("above-root", '                raise PathRefused("dots", "the path leads above its root")', "                continue", _PATHS),
     ),
     *_of(

@@ -57,3 +57,15 @@ def test_what_a_guest_gets_is_whole() -> None:
 def test_both_goals_and_both_policies_are_tried() -> None:
     found = catalogue.attempts(catalogue.entries())
     assert {(one.goal, one.policy) for one in found} == {(goal, policy) for goal in GOALS for policy in POLICIES}
+
+
+def test_the_battery_is_as_large_as_it_is_said_to_be() -> None:
+    found = catalogue.entries()
+    assert len(found) >= 150
+    assert len(catalogue.attempts(found)) >= 300
+    assert len(catalogue.attempts(found, quick=True)) >= 60
+
+
+def test_attempts_have_names_of_their_own() -> None:
+    names = [one.name for one in catalogue.attempts(catalogue.entries())]
+    assert len(set(names)) == len(names)

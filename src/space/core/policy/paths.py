@@ -25,6 +25,8 @@ _HEX = re.compile(rb"[0-9A-Fa-f]{2}\Z")
 _TWICE = re.compile(r"%25(?:2[ef]|5c|[01][0-9a-f]|7f|25)", re.IGNORECASE)
 # ASCII in more bytes than it takes: no UTF-8, and a slash or a dot for decoders that do not mind.
 _OVERLONG = re.compile(r"%C[01]%[89AB][0-9A-F]|%E0%[89][0-9A-F]|%F0%8[0-9A-F]")
+# What some servers take for a parameter of a segment, before or after they decode, and drop.
+_PARAMETER = re.compile(r";|%3B")
 
 Fault = Literal["form", "too_long", "character", "escape", "control", "backslash", "twice", "overlong", "dots"]
 
@@ -90,7 +92,8 @@ def _without_dots(text: str) -> str:
     segments = text.split("/")[1:]
     for at, segment in enumerate(segments):
         last = at == len(segments) - 1
-        if segment.partition(";")[0] in (".", "..") and ";" in segment:
+        bare = _PARAMETER.split(segment, 1)[0]
+        if bare in (".", "..") and bare != segment:
             raise PathRefused("dots", "the path holds dots with a parameter")
         if segment == ".":
             if last:
@@ -110,7 +113,7 @@ def _readings(text: str) -> tuple[str, ...]:
     found = [text]
     if "%2F" in text:
         decoded = text.replace("%2F", "/")
-        if any(segment.partition(";")[0] in (".", "..") for segment in decoded.split("/")):
+        if any(_PARAMETER.split(segment, 1)[0] in (".", "..") for segment in decoded.split("/")):
             raise PathRefused("dots", "the path holds dots beside an encoded slash")
         found.append(decoded)
     found += [single for one in list(found) if "//" in one and (single := re.sub("/{2,}", "/", one)) not in found]

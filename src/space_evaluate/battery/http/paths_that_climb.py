@@ -18,6 +18,7 @@ TECHNIQUE = Technique(
         "/simple/%252e%252e/admin": "/simple/%252e%252e/admin",
         "/simple/..\\admin": "/simple/..\\admin",
         "/simple/..;/admin": "/simple/..;/admin",
+        "/simple/..%3b/admin": "/simple/..%3b/admin",
         "/simple/.%2e/%2e./admin": "/simple/.%2e/%2e./admin",
         "/simple/a/../../admin": "/simple/a/../../admin",
         "/../simple/../admin": "/../simple/../admin",
