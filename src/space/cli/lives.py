@@ -105,11 +105,12 @@ def fork(
     count: Annotated[int, typer.Argument(metavar="[N]", min=1, help="How many children.")] = 1,
     ttl: Annotated[int | None, typer.Option(metavar="SECONDS", help="The life of each; as the parent's unless given.")] = None,
     metadata: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Words of each, instead of the parent's; repeatable.")] = None,
+    grant: Annotated[list[str] | None, typer.Option(metavar="NAME", help="A grant that each has; repeatable.")] = None,
 ) -> None:
-    """Make children of this instant of a sandbox, which goes on too; prints their ids."""
+    """Make children of this instant of a sandbox, which goes on too; prints their ids. Its own grants are not theirs."""
     with of(context).client() as client:
         words = pairs(metadata or [], "--metadata") if metadata else None
-        children = _connect(sandbox, client).fork(count, ttl_seconds=ttl, metadata=words)
+        children = _connect(sandbox, client).fork(count, ttl_seconds=ttl, metadata=words, grants=grant or [])
         if of(context).json:
             print_json({"sandboxes": [asdict(child.info()) for child in children]})
             return

@@ -121,8 +121,9 @@ class Creation:
                     policy=one.policy_digest,
                     policy_generation=one.policy_generation,
                     labels=dict(one.spec.metadata),
+                    grants=sorted(set(child.grants)),
                 )
-                for one in (child.record for child in children)
+                for child, one in ((child, child.record) for child in children)
             ]
             async with asyncio.timeout(limits.CREATE_SECONDS):
                 await self._telling.ensure(children[0].record.policy_digest)

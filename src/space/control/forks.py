@@ -3,14 +3,14 @@
     rows of all children (one transaction) -> node.fork -> all run, or none is kept and whoever asked is told why
 
 A child has what its parent was created with and the policy that the parent is to have, judged anew by what the tenant may have now.
-Grants, secrets and placeholders are a sandbox's own and are not copied; what the parent's processes hold in their memory they hold in
-the children too.
+Grants and placeholders are a sandbox's own and are not copied: a child has those that the fork names, and those that select it; what the
+parent's processes hold in their memory they hold in the children too.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from space.control.book import Book
 from space.control.creation import Creation
@@ -52,15 +52,26 @@ class Forks:
         return [await self._creation.running(entry) for entry in made]
 
     async def fork(
-        self, parent: Entry, spec: SandboxSpec, count: int, room: Callable[[int], None], repeat: Asked | None = None
+        self,
+        parent: Entry,
+        spec: SandboxSpec,
+        count: int,
+        room: Callable[[int], None],
+        repeat: Asked | None = None,
+        grants: Sequence[str] = (),
     ) -> list[SandboxInfo]:
-        """The children. room: NoCapacity unless there is room for so many more. repeat: idempotency key, and digest of what was asked."""
+        """The children. room: NoCapacity unless there is room for so many more. repeat: idempotency key, and digest of what was asked.
+
+        grants: names of those that each of them has besides.
+        """
 
         async def work() -> list[SandboxInfo]:
             there = await self.again(parent.record.tenant, parent.record.id, count, repeat)  # it may have come while this one waited
             if there is not None:
                 return there
             children = await self._begin(parent, spec, count, room, repeat)
+            for child in children:
+                child.grants = list(grants)
             try:
                 await self._creation.forked(parent, children)
             except SpaceError as fault:

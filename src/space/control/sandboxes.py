@@ -198,7 +198,7 @@ class Sandboxes:
             return there
         entry = await self._wanted(tenant, sandbox)
         spec = child_spec(entry.record.spec, asked, max_ttl_seconds=self._max_ttl)
-        return await self._forks.fork(entry, spec, asked.count, self._room, repeat)
+        return await self._forks.fork(entry, spec, asked.count, self._room, repeat, asked.grants)
 
     async def arrive(self, tenant: str, receive: Callable[[str, int], Awaitable[Imported]]) -> SandboxInfo:
         """A suspended sandbox of a file. receive: has the node make it under that id, with a disk of at most so many MiB.

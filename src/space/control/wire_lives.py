@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from space.control import limits
-from space.control.wire import MAX_METADATA, check_metadata, check_ttl
+from space.control.wire import MAX_METADATA, GrantName, check_metadata, check_ttl
 from space.model.sandbox import Checkpoint, SandboxInfo, SandboxSpec
 
 CheckpointName = Annotated[str, Meta(pattern=r"^cp-[a-z2-7]{20}$")]
@@ -27,11 +27,14 @@ class RollbackRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ForkRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """count: how many children. ttl_seconds: from now on; null: as the parent's. metadata: of each; null: the parent's."""
+    """count: how many children. ttl_seconds: from now on; null: as the parent's. metadata: of each; null: the parent's. grants: names of
+    grants that each has besides those that select it: the parent's are not theirs.
+    """
 
     count: Annotated[int, Meta(ge=1, le=limits.CHILDREN)] = 1
     ttl_seconds: int | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=MAX_METADATA)] | None = None
+    grants: Annotated[list[GrantName], Meta(max_length=64)] = []
 
 
 class ForkedList(Struct, frozen=True):

@@ -119,7 +119,7 @@ class Node:
             return there
         manifest = self._checked(asked)
         verdict = await self.around.accelerators.decide(manifest.kernel)
-        await self._attach(asked)
+        await self._attach(asked.sandbox, asked.generation, asked.tenant, asked.grants)
         if (there := self._join(asked)) is not None:  # a repeat overtook it during the probe
             return there
         try:
@@ -128,16 +128,16 @@ class Node:
             self._let_go_of_grants(asked.sandbox)
             raise
 
-    async def _attach(self, asked: Create) -> None:
+    async def _attach(self, sandbox: str, generation: int, tenant: str, grants: list[str]) -> None:
         """Its grants are attached: before anything of it runs, or it is not made. NotFound."""
-        if not asked.grants:
+        if not grants:
             return
         around = self.around
-        around.ledger.hold(Holding(Kind.GRANTS, asked.sandbox, asked.sandbox, asked.generation, asked.tenant))
+        around.ledger.hold(Holding(Kind.GRANTS, sandbox, sandbox, generation, tenant))
         try:
-            await around.egress.services.broker.now().attach_grants(asked.tenant, asked.sandbox, tuple(asked.grants))
+            await around.egress.services.broker.now().attach_grants(tenant, sandbox, tuple(grants))
         except BaseException:
-            self._let_go_of_grants(asked.sandbox)
+            self._let_go_of_grants(sandbox)
             raise
 
     def _let_go_of_grants(self, sandbox: str) -> None:
@@ -222,10 +222,13 @@ class Node:
             for child in asked.children:
                 self.around.gate.enter(child.sandbox, parent.record.memory_mib)
                 entered.append(child.sandbox)
+            for child in asked.children:
+                await self._attach(child.sandbox, child.generation, parent.record.tenant, child.grants)
             instant = await parent.instant(SnapshotPlan(new_snapshot_id()))
         except BaseException:
             for name in entered:
                 self.around.gate.leave(name)
+                self._let_go_of_grants(name)
             raise
         children: list[Sandbox] = []
         try:
@@ -235,6 +238,7 @@ class Node:
         finally:
             for name in entered:
                 self.around.gate.leave(name)
+                self._let_go_of_grants(name)
             self._in_background(self._discard_after(instant.snapshot, children))
         return instant, children
 

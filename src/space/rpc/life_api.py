@@ -92,9 +92,10 @@ class Rollback(Life, frozen=True, forbid_unknown_fields=True):
 
 
 class Child(Life, frozen=True, forbid_unknown_fields=True):
-    """A sandbox that a fork makes."""
+    """A sandbox that a fork makes. grants: names of those that are attached to it before it runs; the parent's are not its own."""
 
     sandbox: SandboxId
+    grants: Annotated[list[str], Meta(max_length=64)] = msgspec.field(default_factory=list)
 
 
 class Fork(Asked, frozen=True, forbid_unknown_fields=True):

@@ -212,6 +212,8 @@ class SimLife:
             raise self._node.refuse_create
         for child in asked.children:
             self._node.egress.known(child.policy)
+            if child.grants:
+                await self._node.credentials.broker().attach_grants(parent.create.tenant, child.sandbox, tuple(child.grants))
         await stream.send_message(life_api.Forked(38.5))
         made = [self._child(parent, child) for child in asked.children]
         for there in made:
@@ -236,7 +238,7 @@ class SimLife:
             policy_generation=child.policy_generation,
             env=parent.create.env if child.env is None else child.env,
             labels=parent.create.labels if child.labels is None else child.labels,
-            grants=[],
+            grants=list(child.grants),
         )
         if child.sandbox not in node.sandboxes:
             node.sandboxes[child.sandbox] = type(parent)(

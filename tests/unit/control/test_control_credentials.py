@@ -166,6 +166,12 @@ async def test_no_grant_crosses_a_fork_unless_it_says_so_or_is_granted_again(wor
     assert world.node.credentials.environment(child).keys() == {"CROSSES"}
     await world.client.put(f"/v1/sandboxes/{child}/grants/attached")
     assert world.node.credentials.environment(child).keys() == {"CROSSES", "ATTACHED"}
+    forked = await world.client.post(f"/v1/sandboxes/{parent}/fork", json={"count": 2, "grants": ["attached", "label"]})
+    for one in forked.json()["sandboxes"]:
+        assert world.node.credentials.environment(one["id"]).keys() == {"CROSSES", "ATTACHED", "LABEL"}
+    before = len((await world.client.get("/v1/sandboxes")).json()["sandboxes"])
+    assert (await world.client.post(f"/v1/sandboxes/{parent}/fork", json={"grants": ["none"]})).status_code == 404
+    assert len((await world.client.get("/v1/sandboxes")).json()["sandboxes"]) == before
 
 
 @dialogue()

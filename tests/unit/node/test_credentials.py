@@ -160,6 +160,36 @@ async def test_a_fork_that_is_granted_again_has_it(tmp_path: Path) -> None:
         assert placeholders(sim, child).keys() == {"TOKEN"}
 
 
+async def test_what_a_fork_is_granted_is_attached_before_its_child_runs_or_there_is_none(tmp_path: Path) -> None:
+    attached: list[list[str]] = []
+    child = new_sandbox_id()
+
+    async def trace(name: str, stage: Stage, when: str) -> None:
+        if (name, stage, when) == (child, Stage.SPAWN, "before"):
+            attached.append(await sim.services.broker.attached("acme", name))
+
+    async def forked(session: Session, parent: str, *grants: str) -> None:
+        one = Child(sandbox=child, generation=1, grants=list(grants))
+        async with await session.open("fork", Fork(sandbox=parent, children=[one])) as stream:
+            await stream.close()
+            async for _ in stream:
+                pass
+
+    async with MemoryNode(tmp_path, trace=trace) as sim, sim.connected() as session:
+        await granted(sim)
+        parent = (await create(session)).sandbox
+        with pytest.raises(NotFound, match="there is no grant 'missing'"):
+            await forked(session, parent, "g", "missing")
+        await until(lambda: not any(one.kind is Kind.GRANTS for one in sim.node.around.ledger.holdings()))
+        assert not any(sim.services.broker.attachments.values())
+        await forked(session, parent, "g")
+        assert attached == [["g"]]
+        assert placeholders(sim, child).keys() == {"TOKEN"}
+        assert placeholders(sim, parent) == {}, "it is the child's alone"
+        await session.call("delete", node_api.Target(child))
+        await until(lambda: not any(sim.services.broker.attachments.values()))
+
+
 async def test_a_command_gets_placeholders_and_a_value_of_the_callers_own_wins(tmp_path: Path) -> None:
     async with MemoryNode(tmp_path) as sim, sim.connected() as session:
         await granted(sim)

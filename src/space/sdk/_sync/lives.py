@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -79,15 +79,18 @@ class SandboxLives:
         *,
         ttl_seconds: int | None = None,
         metadata: Mapping[str, str] | None = None,
+        grants: Sequence[str] = (),
         idempotency_key: str | None = None,
     ) -> list[Self]:
         """Children of this instant, each a sandbox of its own that goes on from here; this one goes on too. All of them run, or none.
 
-        ttl_seconds, metadata: of each; as this one's unless given. Leaving a child's context manager deletes it. The request carries an
+        ttl_seconds, metadata: of each; as this one's unless given. grants: names of those that each has besides those that select it; this
+        one's are not theirs. Leaving a child's context manager deletes it. The request carries an
         idempotency key (a random one unless given), so a repeat after a lost answer makes no second children.
         """
         wanted: dict[str, Any] = {"count": count} | ({} if ttl_seconds is None else {"ttl_seconds": ttl_seconds})
         wanted |= {} if metadata is None else {"metadata": dict(metadata)}
+        wanted |= {"grants": list(grants)} if grants else {}
         headers = {"idempotency-key": idempotency_key or secrets.token_hex(16)}
         answer = self._client.call("POST", f"{self._path}/fork", json=wanted, headers=headers, seconds=LIFE_SECONDS, repeatable=True)
         return [self._child(sandbox_info(one)) for one in _listed(answer, "sandboxes")]

@@ -34,10 +34,14 @@ class Credentials:
         self._grants: dict[str, dict[str, Any]] = {}
         self._attached: dict[str, set[str]] = {}
 
-    def attach(self, sandbox: str, names: list[str]) -> None:
-        """All or none."""
+    def check(self, names: list[str]) -> None:
+        """They are there."""
         for name in names:
             self._one(self._grants, name, "grant")
+
+    def attach(self, sandbox: str, names: list[str]) -> None:
+        """All or none."""
+        self.check(names)
         self._attached.setdefault(sandbox, set()).update(names)
 
     def of_sandbox(self, method: str, sandbox: MockSandbox, rest: list[str]) -> httpx.Response | None:

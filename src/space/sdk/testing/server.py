@@ -265,7 +265,11 @@ class MockServer:
         repeat = request.headers.get("idempotency-key", "")
         if repeat in self._forked:
             return answer({"sandboxes": [self.sandbox(name).document() for name in self._forked[repeat]]}, 201)
+        grants = json.loads(request.content or b"{}").get("grants", [])
+        self.credentials.check(grants)
         made = self._routes.answer("POST", parent, ["fork"], request)
+        for child in made.json()["sandboxes"] if made.status_code == 201 else ():
+            self.credentials.attach(child["id"], grants)
         if repeat and made.status_code == 201:
             self._forked[repeat] = [one["id"] for one in made.json()["sandboxes"]]
         return made
