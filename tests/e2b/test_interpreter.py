@@ -182,6 +182,7 @@ def test_variables_are_the_sandboxs_and_for_one_execution_the_cells(cells: Any, 
     assert cells.run_code(code, language=language).logs.stdout == ["all of it None\n"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("language", "forever", "define", "ask"),
     [
@@ -243,6 +244,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.full
 def test_no_two_clones_draw_the_same_numbers_in_any_language(template: str) -> None:
     drawn: dict[str, list[str]] = {language: [] for language in DRAWS}
     for _ in range(2):

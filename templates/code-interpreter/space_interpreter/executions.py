@@ -35,6 +35,8 @@ class Execution:
             async with self._context.turn:
                 self._runs = True
                 kernel = await self._contexts.ready(self._context)
+                if self._abandoned:  # while the kernel began
+                    return
                 task = replace(task, adopted=self._contexts.adopted(self._context))
                 timer = None if seconds is None else asyncio.create_task(self._late(seconds), name="time of an execution")
                 try:

@@ -95,6 +95,28 @@ def test_executions_of_a_context_wait_for_each_other_and_one_whose_client_left_n
     asyncio.run(scenario())
 
 
+def test_code_whose_client_left_while_its_kernel_began_is_not_executed() -> None:
+    async def scenario() -> None:
+        around, begins, may = Around(), asyncio.Event(), asyncio.Event()
+        usual = around.begin
+
+        async def begin(kind: str, cwd: str, variables: Mapping[str, str]) -> Kernel:
+            begins.set()
+            await may.wait()
+            return await usual(kind, cwd, variables)
+
+        around.all = contexts.Contexts(begin, dict)
+        execution = around.execution("1")
+        await begins.wait()
+        left = asyncio.create_task(execution.abandon())
+        await asyncio.sleep(0)
+        may.set()
+        await left
+        assert around.kernels[0].tasks == []
+
+    asyncio.run(scenario())
+
+
 def test_code_that_catches_every_interrupt_loses_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executions, "INTERRUPT_SECONDS", 0.01)
 
