@@ -43,13 +43,17 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run. surroundings: versions and the kind of isolation. mutations: {defence: [ids of techniques that noticed its removal]}."""
+    """One run. surroundings: versions and the kind of isolation. mutations: {defence: [ids of techniques that noticed its removal]}.
+
+    whole: it came to its end.
+    """
 
     outcomes: Sequence[Outcome]
     surroundings: Mapping[str, str]
     mutations: Mapping[str, Sequence[str]] = field(default_factory=dict)
     quick: bool = False
     seconds: float = 0.0
+    whole: bool = True
 
     @property
     def reached(self) -> int:
@@ -66,7 +70,7 @@ class Run:
 
     @property
     def passed(self) -> bool:
-        return self.controls_ok and not self.reached and not self.errors
+        return self.whole and self.controls_ok and not self.reached and not self.errors
 
     def by_group(self) -> dict[str, dict[str, int]]:
         """{group: {"techniques", "attempts", "reached", "stopped", "errors"}}."""
@@ -86,5 +90,5 @@ class Run:
             "techniques": len({one.attempt.entry.id for one in self.outcomes}), "attempts": len(self.outcomes),
             "reached": self.reached, "errors": self.errors, "controls_ok": self.controls_ok, "passed": self.passed,
             "by_group": self.by_group(), "mutations": {key: list(value) for key, value in self.mutations.items()},
-            "quick": self.quick, "seconds": round(self.seconds, 1), "surroundings": dict(self.surroundings),
+            "quick": self.quick, "whole": self.whole, "seconds": round(self.seconds, 1), "surroundings": dict(self.surroundings),
         }  # fmt: skip

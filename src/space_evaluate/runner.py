@@ -20,6 +20,7 @@ from space_evaluate.ground import API, Place, ground
 from space_evaluate.lane import SILENT, Guest, Judge, guest
 from space_evaluate.outcome import Outcome, Run
 from space_evaluate.report import mutations
+from space_evaluate.technique import BLOCKED
 
 GRANT, SECRET = "evaluation", "evaluation"
 RECOVERY = 10.0  # seconds after which what one attempt used up must be there again
@@ -56,31 +57,43 @@ def busy(client: space.Client) -> int:
 
 def run(client: space.Client, place: Place, wanted: Sequence[Attempt], *, quick: bool = False, grants: Sequence[str] = (GRANT,)) -> Run:
     """Try them all. grants: that guests get."""
-    began, outcomes = time.monotonic(), []
-    shared = sorted((one for one in wanted if not one.entry.technique.alone), key=lambda one: one.policy == "blocked")
-    alone = [one for one in wanted if one.entry.technique.alone]
+    began, outcomes, whole = time.monotonic(), list[Outcome](), True
+    try:
+        outcomes.extend(_all(client, place, wanted, grants))
+    except (KeyboardInterrupt, SystemExit):  # the latter is what signals become
+        whole = False  # what was tried is told, and is no pass
+    return Run(outcomes, surroundings(client), mutations(), quick=quick, seconds=time.monotonic() - began, whole=whole)
+
+
+def _all(client: space.Client, place: Place, wanted: Sequence[Attempt], grants: Sequence[str]) -> Iterator[Outcome]:
+    shared = sorted((one for one in wanted if not one.entry.technique.alone), key=lambda one: one.policy == BLOCKED)
     if shared:
         with guest(client, place, grants=grants) as here:
-            outcomes += tried(here, shared)
-    for _, group in groupby(alone, key=_shared_by):
-        outcomes += _alone(client, place, list(group), grants)
-    return Run(outcomes, surroundings(client), mutations(), quick=quick, seconds=time.monotonic() - began)
+            yield from trying(here, shared)
+    for _, group in groupby((one for one in wanted if one.entry.technique.alone), key=_shared_by):
+        yield from _alone(client, place, list(group), grants)
 
 
 def tried(here: Guest, wanted: Sequence[Attempt]) -> list[Outcome]:
+    """What `trying` finds, all of it."""
+    return list(trying(here, wanted))
+
+
+def trying(here: Guest, wanted: Sequence[Attempt]) -> Iterator[Outcome]:
     """In one guest, technique by technique: what must work is tried before the first, and after each, which is before the next."""
-    judge, outcomes = Judge(here), list[Outcome]()
+    judge, begun = Judge(here), False
     for (_, policy), attempts in groupby(wanted, key=lambda one: (one.entry.id, one.policy)):
-        if policy != here.policy or not outcomes:
+        if policy != here.policy or not begun:
             here.hold_to(policy)
             if why := here.control():
                 raise RuntimeError(f"what must work does not before the first attempt ({policy}): {why}")
+            begun = True
         found = [judge.attempt(one) for one in attempts]
         why = _afterwards(here)
-        outcomes += [one.without_control(why) if why else one for one in found]
-        for each in outcomes[-len(found) :]:
-            _say(each)
-    return outcomes
+        for one in found:
+            outcome = one.without_control(why) if why else one
+            _say(outcome)
+            yield outcome
 
 
 def _afterwards(here: Guest) -> str:

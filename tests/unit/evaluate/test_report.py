@@ -19,6 +19,7 @@ def test_a_run_passes_only_when_all_was_stopped_and_all_controls_worked() -> Non
     assert Run([outcome()], {}).passed
     for wrong in (outcome("reached"), outcome("error"), outcome(control=False), outcome().without_control("no answer")):
         assert not Run([outcome(), wrong], {}).passed
+    assert not Run([outcome()], {}, whole=False).passed
     assert not Run([], {}).passed, "a run without attempts has shown nothing"
     assert outcome().without_control("x").word == "error"
     assert outcome("reached").without_control("x").word == "reached"
