@@ -69,12 +69,17 @@ def _entry(group: str, name: str, module: ModuleType) -> Entry:
     return Entry(name.rpartition(".")[2].replace("_", "-"), group.replace("_", "-"), name, technique, outside)
 
 
-def attempts(chosen: tuple[Entry, ...], *, quick: bool = False) -> list[Attempt]:
-    """What a run tries: everything, or with quick the first of each technique of the quick set."""
+def attempts(chosen: tuple[Entry, ...], *, quick: bool = False, variants: int | None = None) -> list[Attempt]:
+    """What a run tries: everything, or with quick the first of each technique of the quick set. variants: so many of each at most."""
     found = []
     for entry in chosen:
         told = entry.technique
-        every = [Attempt(entry, goal, policy, variant) for policy in told.policies for goal in told.goals for variant in told.variants]
+        every = [
+            Attempt(entry, goal, policy, variant)
+            for policy in told.policies
+            for goal in told.goals
+            for variant in list(told.variants)[:variants]
+        ]
         found += (every[:1] if told.quick else []) if quick else every
     return found
 

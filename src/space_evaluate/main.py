@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise PermissionDenied(
             f"space evaluate wants root, not uid {os.geteuid()}", hint="it starts a server, a network and guests of its own"
         )
-    wanted = catalogue.attempts(chosen, quick=options.quick)
+    wanted = catalogue.attempts(chosen, quick=options.quick, variants=options.variants)
     print(f"{len(wanted)} attempts of {len({one.entry.id for one in wanted})} techniques", file=sys.stderr)
     log = work_log()
     try:
@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--group", action="append", default=[], metavar="G", help="only this group; repeatable")
     parser.add_argument("--technique", action="append", default=[], metavar="ID", help="only this technique; repeatable")
     parser.add_argument("--report", type=Path, metavar="DIR", help="write report.html and report.json there")
+    parser.add_argument("--variants", type=int, metavar="N", help="so many variants of each technique at most, with each goal and policy")
     parser.add_argument("--here", action="store_true", help="on the server that runs, with nothing allowed; asks first")
     parser.add_argument("--list", action="store_true", help="say what the techniques are, and try nothing")
     return parser
