@@ -41,6 +41,7 @@ pub struct Workloads {
     dir: OwnedFd,
     next: u64,
     dying: Vec<Leaf>,
+    staying: Vec<Leaf>,
 }
 
 impl Workloads {
@@ -52,7 +53,7 @@ impl Workloads {
         sys::write_small(&dir, c"memory.max", &memory.saturating_sub(reserve(memory)).to_string())?;
         sys::write_small(&dir, c"pids.max", &(tasks / 4 * 3).to_string())?;
         let root = sys::open_held(root, c".", DIRECTORY)?;
-        Ok(Self { root, dir, next: 1, dying: Vec::new() })
+        Ok(Self { root, dir, next: 1, dying: Vec::new(), staying: Vec::new() })
     }
 
     /// A fresh leaf.
@@ -76,8 +77,22 @@ impl Workloads {
         self.sweep();
     }
 
+    /// Let what is left of a leaf go on: it is nobody's, and goes when it has ended, or with everything.
+    pub fn leave(&mut self, leaf: Leaf) {
+        self.staying.push(leaf);
+        self.sweep();
+    }
+
+    /// Names of the leaves that go on.
+    pub fn staying(&self) -> impl Iterator<Item = CString> {
+        self.staying.iter().map(|leaf| leaf.name.clone())
+    }
+
     /// Remove the leaves that have become empty. One that guest root keeps from being removed is left to it after some attempts.
     pub fn sweep(&mut self) {
+        let (over, staying): (Vec<_>, Vec<_>) = std::mem::take(&mut self.staying).into_iter().partition(Leaf::is_empty);
+        self.staying = staying;
+        self.dying.extend(over);
         let dir = self.dir.as_fd();
         self.dying.retain_mut(|leaf| {
             if !leaf.is_empty() {
@@ -305,7 +320,7 @@ pub mod fake {
     }
 
     pub fn workloads(path: &Path) -> Workloads {
-        Workloads { root: open(path), dir: open(path), next: 1, dying: Vec::new() }
+        Workloads { root: open(path), dir: open(path), next: 1, dying: Vec::new(), staying: Vec::new() }
     }
 
     /// A leaf of that name below them, with or without processes. What kills it can be read from its file `cgroup.kill`.
@@ -348,6 +363,20 @@ mod tests {
         kill_groups(fake::open(&scratch.0).as_fd(), |name| !spared.iter().any(|one| one.as_c_str() == name));
         let groups = ["p7", "p8", "made-by-root", "work"].map(|name| fs::read(scratch.0.join(name).join("cgroup.kill")).unwrap());
         assert_eq!(groups, [b"".to_vec(), b"1".to_vec(), b"1".to_vec(), b"".to_vec()]);
+    }
+
+    #[test]
+    fn a_leaf_that_goes_on_is_not_killed_and_is_removed_when_it_is_empty() {
+        let scratch = fake::Scratch::new();
+        let mut workloads = fake::workloads(&scratch.0);
+        workloads.leave(fake::leaf(&scratch.0, "server", true));
+        workloads.bury(fake::leaf(&scratch.0, "other", true));
+        assert_eq!(workloads.staying().collect::<Vec<_>>(), [c"server".to_owned()]);
+        let kill = |name: &str| fs::read(scratch.0.join(name).join("cgroup.kill")).unwrap();
+        assert_eq!((kill("server"), kill("other")), (b"".to_vec(), b"1".to_vec()));
+        fs::write(scratch.0.join("server.events"), "populated 0\nfrozen 0\n").unwrap();
+        workloads.sweep();
+        assert_eq!(workloads.staying().count(), 0);
     }
 
     #[test]

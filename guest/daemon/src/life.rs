@@ -29,6 +29,7 @@ pub struct Life {
     timed_out: bool,
     ended: Option<(i32, Duration)>,
     empty: bool,
+    stays: bool,
 }
 
 impl Life {
@@ -47,7 +48,18 @@ impl Life {
             timed_out: false,
             ended: None,
             empty: false,
+            stays: false,
         }
+    }
+
+    /// What its leader leaves behind goes on; it is over with its leader.
+    pub fn stay(&mut self) {
+        self.stays = true;
+    }
+
+    /// Whether its outputs may be held open by what goes on, so that their ends alone are their ends.
+    pub fn stays(&self) -> bool {
+        self.stays
     }
 
     /// Where the kernel tells (as `EPOLLIN`) of the report.
@@ -111,9 +123,14 @@ impl Life {
         }
     }
 
-    /// The leader was reaped: what it left behind is killed.
+    /// The leader was reaped: what it left behind is killed, unless that stays.
     pub fn leader_ended(&mut self, status: i32, now: Duration) {
         self.ended = Some((status, now));
+        if self.stays && !self.timed_out {
+            self.empty = true;
+            self.out_of_memory |= self.leaf.as_ref().is_some_and(Leaf::was_out_of_memory);
+            return;
+        }
         self.leaf_news = true;
         self.kill();
     }
@@ -161,10 +178,12 @@ impl Life {
         })
     }
 
-    /// Remove its cgroup, and kill what is in it.
+    /// Remove its cgroup, and kill what is in it, unless that stays behind a leader that has ended.
     pub fn bury(&mut self, workloads: &mut Workloads) {
-        if let Some(leaf) = self.leaf.take() {
-            workloads.bury(leaf);
+        match self.leaf.take() {
+            Some(leaf) if self.stays && !self.timed_out && self.is_over() => workloads.leave(leaf),
+            Some(leaf) => workloads.bury(leaf),
+            None => {}
         }
     }
 }
@@ -197,6 +216,24 @@ mod tests {
         assert!(draining.exited([0; 2]).is_none(), "it is over when its cgroup is empty");
         assert!(draining.settle());
         assert_eq!(draining.exited([0; 2]).unwrap().code, Some(3));
+    }
+
+    #[test]
+    fn what_stays_is_not_killed_with_its_leader() {
+        let scratch = fake::Scratch::new();
+        let mut workloads = fake::workloads(&scratch.0);
+        let mut life = Life::new(77, fake::leaf(&scratch.0, "p1", true), sys::pipe().unwrap().0, NOW, None);
+        life.stay();
+        life.leader_ended(3 << 8, NOW);
+        assert!(life.is_over() && !life.settle());
+        assert_eq!(life.exited([0; 2]).unwrap().code, Some(3));
+        life.bury(&mut workloads);
+        assert_eq!(workloads.staying().count(), 1);
+        assert_eq!(std::fs::read(scratch.0.join("p1/cgroup.kill")).unwrap(), b"");
+        let mut killed = Life::new(78, fake::leaf(&scratch.0, "p2", true), sys::pipe().unwrap().0, NOW, None);
+        killed.stay();
+        killed.bury(&mut workloads);
+        assert_eq!(std::fs::read(scratch.0.join("p2/cgroup.kill")).unwrap(), b"1", "its leader runs");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //!       \--report has a failure--> failed (RESET)
 //! ```
 //!
-//! When the leader has ended, what it left behind in its cgroup is killed. A kept process has the same states without a stream: nothing
+//! When the leader has ended, what it left behind in its cgroup is killed, unless it was told to stay (`launch`). A kept process has the same states without a stream: nothing
 //! is read then, so that its output waits in its pipes, and an exit waits to be told to whoever attaches.
 
 use std::io;
@@ -281,7 +281,7 @@ impl Process {
                 }
                 News::None => {
                     outlet.ready = false;
-                    if self.life.is_over() {
+                    if self.life.is_over() && !self.life.stays() {
                         outlet.pipe = None;
                     }
                 }

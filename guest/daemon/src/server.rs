@@ -355,6 +355,7 @@ impl Core {
             spared.leaves.insert(leaf.to_owned());
             spared.leaders.insert(leader);
         }
+        spared.leaves.extend(self.workloads.staying());
         doomed.append(&mut self.doomed);
         if spared.leaves.is_empty() || self.workloads.kill_all_but(&spared).is_err() {
             sys::kill_all_others();

@@ -172,7 +172,7 @@ fn messages_decode_and_encode_to_the_same_bytes() {
             (_, "imprint") => again::<Imprint>(&bytes),
             (_, "claim") => again::<Claim>(&bytes),
             (_, "grow") => again::<Grow>(&bytes),
-            (_, "exec") => again::<Exec>(&bytes),
+            (_, "exec" | "launch") => again::<Exec>(&bytes),
             (_, "tree_put" | "tree_get") => again::<Tree>(&bytes),
             (_, "source") => again::<Source>(&bytes),
             (_, "attach") => again::<Attach>(&bytes),

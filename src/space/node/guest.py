@@ -190,7 +190,7 @@ class Guest:
             raise TooLarge(
                 f"argv and environment have {len(payload)} bytes, at most {_MOST_REQUEST} fit", hint="send it as a file, or by stdin"
             )
-        return await (await self._peer()).open("exec", payload, hold=True)
+        return await (await self._peer()).open("launch" if asked.stays else "exec", payload, hold=True)
 
     async def open_warm_up(self, argv: list[bytes], user: str | None) -> Stream:
         """The stream of a command that nobody keeps, in a guest that was imprinted and is nobody's yet."""

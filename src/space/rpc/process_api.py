@@ -25,6 +25,8 @@ class Exec(Asked, frozen=True, forbid_unknown_fields=True):
     on with the output, and control's CLOSE is the end of stdin; else the stream ends when it runs. kill_on_disconnect: whether an
     attached stream that ends before the process kills it. overflow: what happens when the spool holds `spool_bytes` (0: the node's
     setting) of output: `block` holds the process back while somebody is attached who has not read it, `drop_oldest` never does.
+    stays: what it leaves behind when it ends goes on, and its outputs end when nobody holds them any more; without a terminal only.
+    Unsupported: the guest's daemon is older than that.
     """
 
     sandbox: str
@@ -41,6 +43,7 @@ class Exec(Asked, frozen=True, forbid_unknown_fields=True):
     kill_on_disconnect: bool = True
     overflow: Literal["block", "drop_oldest"] = "block"
     spool_bytes: int = 0
+    stays: bool = False
 
 
 class ProcessTarget(Asked, frozen=True, forbid_unknown_fields=True):

@@ -68,6 +68,7 @@ class FakeGuest:
             "claim": self._claim,
             "grow": self._grow,
             "exec": self._exec,
+            "launch": self._exec,
             "attach": self._attach,
             "processes": self._processes,
             "forget": self._forget,

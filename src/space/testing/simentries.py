@@ -84,6 +84,8 @@ class SimEntries:
         self._files.must(path)
         self._files.parents(to, make=True)
         self._files.rename(path, to)
+        if (kept := self.metadata.pop(path, None)) is not None:
+            self.metadata[to] = kept
         await self._answer(stream, to)
 
     async def _remove(self, stream: Stream, asked: entries.EntryRemove) -> None:

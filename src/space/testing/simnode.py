@@ -80,6 +80,7 @@ class SimNode:
         self.hold_create: asyncio.Event | None = None  # creates stop at `preparing` until it is set
         self.hold_exec: asyncio.Event | None = None  # starts do not begin until it is set
         self.hold_delete: asyncio.Event | None = None
+        self.old_daemon = False  # guests do not know how to let go on what a command leaves behind
         self.lie_about_trees = False
         self.break_tree_after: int | None = None  # a download is reset after so many bytes
         self.processes: dict[str, dict[str, SimProcess]] = {}  # by sandbox, also of those that are gone
@@ -325,6 +326,8 @@ class SimNode:
             self.held_execs += 1
             await self.hold_exec.wait()
         there = self._usable(asked.sandbox)
+        if asked.stays and self.old_daemon:
+            raise Unsupported("this daemon does not know the verb 'launch'")
         kept = self.processes.setdefault(asked.sandbox, {})
         if not asked.process:
             asked = msgspec.structs.replace(asked, process=new_process_id())

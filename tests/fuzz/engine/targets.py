@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from tests.fuzz.engine import fuzz_bundle, fuzz_clienthello, fuzz_credentials, fuzz_dns, fuzz_http1, fuzz_http2, fuzz_messages, fuzz_policy
+from tests.fuzz.engine import (
+    fuzz_bundle,
+    fuzz_clienthello,
+    fuzz_credentials,
+    fuzz_dns,
+    fuzz_e2b,
+    fuzz_http1,
+    fuzz_http2,
+    fuzz_messages,
+    fuzz_policy,
+)
 
 _ALL = (
     fuzz_dns.TARGET,
@@ -16,5 +26,7 @@ _ALL = (
     fuzz_messages.TALK,
     fuzz_credentials.TRIPWIRE,
     fuzz_credentials.CHUNKS,
+    fuzz_e2b.MULTIPART,
+    fuzz_e2b.ENVELOPES,
 )
 BY_NAME = {target.name: target for target in _ALL}

@@ -215,6 +215,19 @@ async def test_what_is_no_stream_of_messages_ends_the_call_with_a_fault(world: W
 
 
 @dialogue()
+async def test_a_guest_whose_daemon_is_older_runs_commands_without_what_they_leave_behind(world: World) -> None:
+    envd = await Envd.create(world)
+    world.node.old_daemon = True
+    told = await envd.start("echo", "old", tag="t")
+    assert told.stdout == b"old\n"
+    (process,) = world.node.processes[envd.sandbox].values()
+    assert not process.asked.stays
+    world.node.old_daemon = False
+    await envd.start("echo", "new")
+    assert list(world.node.processes[envd.sandbox].values())[-1].asked.stays
+
+
+@dialogue()
 async def test_a_sandbox_that_ends_in_the_middle_is_unavailable(world: World) -> None:
     envd = await Envd.create(world)
     told = await envd.start("die")

@@ -45,7 +45,8 @@ impl Core {
             "imprint" => self.imprint(stream, &decode(request)?),
             "claim" => self.claim(stream, &decode(request)?),
             "grow" => self.grow(stream, &decode(request)?),
-            "exec" => self.exec(stream, &decode(request)?),
+            "exec" => self.exec(stream, &decode(request)?, false),
+            "launch" => self.exec(stream, &decode(request)?, true),
             "attach" => {
                 let Attach { process, stdout, stderr } = decode(request)?;
                 self.processes.attach(stream, &process, [stdout, stderr], &mut self.mux)
@@ -175,8 +176,12 @@ impl Core {
         ))
     }
 
-    fn exec(&mut self, stream: u32, request: &Exec) -> Result<(), Failure> {
+    /// stays: what the program leaves behind goes on.
+    fn exec(&mut self, stream: u32, request: &Exec, stays: bool) -> Result<(), Failure> {
         exec::check(request)?;
+        if stays && (request.keep.is_none() || request.pty.is_some()) {
+            return Err(Failure::invalid("what is launched is kept, and has no terminal"));
+        }
         if self.standing == Standing::Imprinted && request.keep.is_some() {
             return Err(Failure::new("conflict", "this guest was restored and is not claimed yet: nothing is kept in it"));
         }
@@ -189,7 +194,10 @@ impl Core {
             let needs = Needs { inlet: request.stdin, outlets: [true; 2] };
             child::spawn(&self.held, &mut self.workloads, needs, &[], body)
         }?;
-        let process = process::Process::new(stream, request, child, now());
+        let mut process = process::Process::new(stream, request, child, now());
+        if stays {
+            process.life.stay();
+        }
         let id = self.token();
         if let Err(error) = process.watch(&self.epoll, id) {
             self.doomed.extend(process.abandon(&mut self.workloads));

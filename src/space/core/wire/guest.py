@@ -270,6 +270,7 @@ REQUESTS: dict[str, type[msgspec.Struct]] = {
     "claim": Claim,
     "grow": Grow,
     "exec": Exec,
+    "launch": Exec,
     "tree_put": Tree,
     "tree_get": Tree,
     "metrics": Empty,

@@ -30,9 +30,14 @@ def forward(sandbox: str, request: msgspec.Struct) -> Forward:
     return Forward(sandbox, msgspec.msgpack.encode(request))
 
 
+def is_old(error: SpaceError) -> bool:
+    """Whether the guest's daemon does not know what it was asked for."""
+    return isinstance(error, Unsupported) and "does not know the verb" in error.message
+
+
 def told(error: SpaceError, user: str) -> SpaceError:
     """A guest's refusal as this face tells it."""
-    if isinstance(error, Unsupported) and "does not know the verb" in error.message:
+    if is_old(error):
         return Unsupported(_OLD, hint="build its template again")
     try:
         refused(error, user)

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from space.control.call import Call, ClientGone
 from space.control.e2b.envd import entries
 from space.control.e2b.envd import process_wire as wire
@@ -17,7 +19,7 @@ from space.control.e2b.envd.roster import processes
 from space.control.e2b.envd.signals import described
 from space.control.link import decoded
 from space.core.wire.events import Data, Message
-from space.model.errors import InvalidArgument, NotFound, PermissionDenied, ProtocolError, SandboxDied, SpaceError
+from space.model.errors import InvalidArgument, NotFound, PermissionDenied, ProtocolError, SandboxDied, SpaceError, Unsupported
 from space.model.ids import new_process_id
 from space.rpc.node_api import (
     Attach,
@@ -136,14 +138,31 @@ class Processes:
             process=new_process_id(),
             pty=pty,
             kill_on_disconnect=False,
+            stays=pty is None,
         )
         self.room.memory.roster.note(self.room.sandbox, wanted.process, asked.tag, given)
         patience = None if seconds is None else seconds + _GRACE
         try:
-            async with await self.room.services.link.open("exec", wanted, finish=not wanted.stdin) as stream:
-                await self._follow(_told(stream), outlet, pty is not None, patience)
+            try:
+                await self._run(wanted, outlet, patience)
+            except Unsupported as error:
+                if not (wanted.stays and entries.is_old(error)):
+                    raise
+                # A daemon that kills what a command leaves behind is better than none.
+                await self._run(msgspec.structs.replace(wanted, stays=False, process=self._again(wanted)), outlet, patience)
         except SpaceError as error:
             raise _start_fault(error, user, program.cwd or "") from None
+
+    async def _run(self, wanted: Exec, outlet: Outlet, patience: float | None) -> None:
+        async with await self.room.services.link.open("exec", wanted, finish=not wanted.stdin) as stream:
+            await self._follow(_told(stream), outlet, wanted.pty is not None, patience)
+
+    def _again(self, wanted: Exec) -> str:
+        """Another id for a start that came to nothing."""
+        name = new_process_id()
+        note = self.room.memory.roster.take(self.room.sandbox, wanted.process)
+        self.room.memory.roster.note(self.room.sandbox, name, note.tag, note.env)
+        return name
 
     async def connect(self, outlet: Outlet, seconds: float | None) -> None:
         """Connect: the output from now on, and the end."""

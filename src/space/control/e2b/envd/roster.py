@@ -46,6 +46,10 @@ class Roster:
         while len(notes) > _MOST_NOTES:
             del notes[next(iter(notes))]
 
+    def take(self, sandbox: str, process: str) -> Note:
+        """What was said of it, which is forgotten."""
+        return self._notes.get(sandbox, {}).pop(process, _NOTHING)
+
     def noted(self, info: ProcessInfo) -> Note:
         """What is known of it."""
         return self._notes.get(info.sandbox, {}).get(info.process, _NOTHING)
