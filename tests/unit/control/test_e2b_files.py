@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from space.control.e2b.envd import entries, roster, watchers
 from space.control.e2b.envd.encodings import NotAcceptable, gzip_wanted
 from space.control.e2b.envd.file_wire import permissions, timestamp
 from space.testing.e2bcalls import Envd
@@ -267,9 +268,42 @@ async def test_a_watcher_of_another_sandbox_is_not_found_and_they_are_bounded(wo
     other, _ = await a_sandbox(world)
     watcher = await envd.ask(FS + "CreateWatcher", {"path": "/tmp"})
     assert (await other.refused(FS + "GetWatcherEvents", watcher))[1] == "not_found"
-    for _ in range(63):
+    for _ in range(31):
         await envd.ask(FS + "CreateWatcher", {"path": "/tmp"})
     assert (await envd.refused(FS + "CreateWatcher", {"path": "/tmp"}))[:2] == (429, "resource_exhausted")
+
+
+@dialogue()
+async def test_what_is_kept_for_who_never_asks_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchers, "MOST_EVENT_BYTES", 1000)
+    envd, _ = await a_sandbox(world)
+    watcher = await envd.ask(FS + "CreateWatcher", {"path": "/tmp"})
+    for number in range(20):
+        await octets(envd, f"/tmp/f{number}", b"1")
+    told = (await envd.ask(FS + "GetWatcherEvents", watcher))["events"]
+    assert 3 <= len(told) < 12
+    assert told[-1] == {"name": "f19", "type": "EVENT_TYPE_WRITE"}
+
+
+@dialogue()
+async def test_a_directory_that_is_too_large_is_refused_and_not_held(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    envd, files = await a_sandbox(world)
+    for number in range(200):
+        files.add(f"/tmp/{number}".encode(), "file")
+    monkeypatch.setattr(entries, "MOST_LIST_BYTES", 2000)
+    status, code, message = await envd.refused(FS + "ListDir", {"path": "/tmp"})
+    assert (status, code) == (429, "resource_exhausted")
+    assert "more than" in message
+    monkeypatch.undo()
+    monkeypatch.setattr(entries, "MOST_LISTED", 100)
+    assert (await envd.refused(FS + "ListDir", {"path": "/tmp"}))[1] == "resource_exhausted"
+
+
+def test_what_starts_said_is_remembered_within_bounds() -> None:
+    known = roster.Roster()
+    for number in range(100):
+        known.note("sb", f"pr-{number}", None, {"A": "x" * 100_000})
+    assert [known.take("sb", f"pr-{number}").env != {} for number in (0, 99)] == [False, True]
 
 
 # -- the rest ---------------------------------------------------------------------------------------------------------------

@@ -248,3 +248,33 @@ fn a_file_without_a_name_is_told_by_nothing_until_it_has_one() {
     fs::write(scratch.path("last"), "").unwrap();
     assert_eq!(watching.until("created last"), ["created #12", "modified #12", "created last"]);
 }
+
+#[test]
+fn who_asks_is_told_everything_that_happened_before() {
+    let scratch = Scratch::new();
+    fs::create_dir(scratch.path("w")).unwrap();
+    let (theirs, ours) = sys::pipe().unwrap();
+    let (tell, told) = channel();
+    let path = scratch.path("w").as_os_str().as_bytes().to_vec();
+    let runs = std::thread::spawn(move || {
+        let say = &mut |message: &Message| tell.send(message.clone()).map_err(|_| Failure::guest("nobody listens"));
+        run(&path, false, Some(std::os::fd::AsFd::as_fd(&theirs)), say)
+    });
+    assert_eq!(told.recv_timeout(LONG).unwrap(), Message::Watching(Empty {}));
+    for number in 0..50 {
+        fs::write(scratch.path(&format!("w/{number}")), "x").unwrap();
+        sys::write(std::os::fd::AsFd::as_fd(&ours), b"?").unwrap();
+        let mut seen = vec![];
+        loop {
+            match told.recv_timeout(LONG).unwrap() {
+                Message::Changes(message) => seen.extend(message.changes.iter().map(word)),
+                Message::Synced(_) => break,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(seen, [format!("created {number}"), format!("modified {number}")]);
+    }
+    drop(ours);
+    fs::remove_dir_all(scratch.path("w")).unwrap();
+    assert!(matches!(runs.join().unwrap(), Ok(Message::Changes(_))), "it goes on when nobody asks any more");
+}

@@ -15,13 +15,16 @@ from space.core.wire.entries import Entry
 from space.core.wire.events import Message
 from space.core.wire.files import Listed
 from space.core.wire.guest import Done, decode, expect
-from space.model.errors import DeadlineExceeded, ProtocolError, SpaceError, Unsupported
+from space.model.errors import DeadlineExceeded, ProtocolError, SpaceError, TooLarge, Unsupported
 from space.rpc.node_api import Forward
 
 if TYPE_CHECKING:
     from space.control.services import Services
 
-MOST_LISTED = 100_000
+MOST_LISTED = 50_000
+# Of the guest's messages of one list: what it becomes here is several times as large, and a guest may be hostile.
+MOST_LIST_BYTES = 8 << 20
+_LESS = "list less deep, or with a command"
 _OLD = "the guest's daemon is of a version that does not know this"
 
 
@@ -93,14 +96,20 @@ async def listed(services: Services, sandbox: str, path: str, depth: int, user: 
 
 async def _listed(services: Services, request: Forward) -> list[Entry]:
     found: list[Entry] = []
+    size = 0
     async with await services.link.open("entry_list", request, bulk=True, finish=True) as stream:
         async for event in events(stream, "the list"):
             said = decode(event.payload) if isinstance(event, Message) else None
+            size += len(event.payload)
             match said:
-                case guest.Entries(some) if len(found) + len(some) <= MOST_LISTED:
+                case guest.Entries(some) if size > MOST_LIST_BYTES or len(found) + len(some) > MOST_LISTED:
+                    raise TooLarge(f"what is in the directory is more than {MOST_LISTED} entries or {MOST_LIST_BYTES} bytes", hint=_LESS)
+                case guest.Entries(some):
                     found += some
-                case Listed():
+                case Listed(more=False):
                     return found
+                case Listed():
+                    raise TooLarge(f"there are more than {MOST_LISTED} entries in the directory", hint=_LESS)
                 case _:
                     break
-    raise ProtocolError("the guest answered a list with something else, or with more than was asked for")
+    raise ProtocolError("the guest answered a list with something else")

@@ -55,8 +55,9 @@ class Filesystem:
         if not 0 <= asked.depth < 2**32:
             raise Fault("invalid_argument", f"depth: 0 to {2**32 - 1}, not {asked.depth}")
         depth = min(asked.depth or 1, _MOST_DEPTH)
-        found = await entries.listed(self.room.services, self.room.sandbox, asked.path, depth, self._user)
-        return wire.ListDirResponse([wire.info_of(entry) for entry in found])
+        async with self.room.memory.lists:
+            found = await entries.listed(self.room.services, self.room.sandbox, asked.path, depth, self._user)
+            return wire.ListDirResponse([wire.info_of(entry) for entry in found])
 
     async def remove(self, payload: bytes) -> dict[str, object]:
         """Remove: with everything in it."""

@@ -217,7 +217,7 @@ class Processes:
                         if await _say(outlet, coming.result(), terminal):
                             return
                         coming = asyncio.ensure_future(anext(events, None))
-                    elif end is not None and loop.time() >= end:
+                    elif wait < pause:
                         raise Fault("deadline_exceeded", f"the stream was open for {patience:g} s, which was its limit")
                     else:
                         await outlet.say(wire.EventMessage(wire.Event(keepalive={})))

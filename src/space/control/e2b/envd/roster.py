@@ -16,8 +16,10 @@ from space.core.wire.events import Message
 from space.model.errors import ProtocolError
 from space.rpc.node_api import ProcessInfo, ProcessList, Target
 
-# Of one sandbox: more than the node keeps.
+# Of one sandbox: more than the node keeps, and what their environments take.
 _MOST_NOTES = 4096
+_MOST_BYTES = 4 << 20
+_LEAST_BYTES = 200
 # A process that has ended can still be connected to for so long.
 ENDED_SECONDS = 30.0
 
@@ -29,6 +31,11 @@ class Note:
     tag: str | None
     env: Mapping[str, str]
 
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, about."""
+        return _LEAST_BYTES + len(self.tag or "") + sum(len(name) + len(value) for name, value in self.env.items())
+
 
 _NOTHING = Note(None, {})
 
@@ -38,17 +45,23 @@ class Roster:
 
     def __init__(self) -> None:
         self._notes: dict[str, dict[str, Note]] = {}
+        self._sizes: dict[str, int] = {}
 
     def note(self, sandbox: str, process: str, tag: str | None, env: Mapping[str, str]) -> None:
         """It was started so."""
         notes = self._notes.setdefault(sandbox, {})
-        notes[process] = Note(tag, dict(env))
-        while len(notes) > _MOST_NOTES:
-            del notes[next(iter(notes))]
+        notes[process] = made = Note(tag, dict(env))
+        self._sizes[sandbox] = self._sizes.get(sandbox, 0) + made.size
+        while len(notes) > 1 and (len(notes) > _MOST_NOTES or self._sizes[sandbox] > _MOST_BYTES):
+            self.take(sandbox, next(iter(notes)))
 
     def take(self, sandbox: str, process: str) -> Note:
         """What was said of it, which is forgotten."""
-        return self._notes.get(sandbox, {}).pop(process, _NOTHING)
+        note = self._notes.get(sandbox, {}).pop(process, None)
+        if note is None:
+            return _NOTHING
+        self._sizes[sandbox] -= note.size
+        return note
 
     def noted(self, info: ProcessInfo) -> Note:
         """What is known of it."""
@@ -57,6 +70,7 @@ class Roster:
     def forget(self, sandbox: str) -> None:
         """The sandbox has ended."""
         self._notes.pop(sandbox, None)
+        self._sizes.pop(sandbox, None)
 
     async def find(self, link: NodeLink, sandbox: str, selector: Selector | None, *, ended: bool = False) -> ProcessInfo:
         """The process that is meant: of several the youngest, one that runs before one that has ended. Fault not_found.

@@ -32,9 +32,12 @@ if TYPE_CHECKING:
     from space.control.services import Services
 
 # Of a sandbox: each is a stream to the node and a process in the guest.
-MOST_WATCHERS = 64
-# That are kept for whoever asks; older ones go.
+MOST_WATCHERS = 32
+# Events that are kept for whoever asks, and what they take; older ones go.
 MOST_EVENTS = 10_000
+MOST_EVENT_BYTES = 512 << 10
+_EVENT = 100
+_ENTRY = 700
 _ASK = b"?"
 _TYPES = {"created": "CREATE", "modified": "WRITE", "deleted": "REMOVE", "attributes": "CHMOD"}
 _LOOKED_AT = frozenset({"CREATE", "WRITE", "CHMOD"})
@@ -90,7 +93,7 @@ class Watching:
                         for event in await self.events(message):
                             await outlet.say(wire.WatchEvent(filesystem=event))
                         next_one = asyncio.ensure_future(_next(coming))
-                    elif end is not None and loop.time() >= end:
+                    elif wait < pause:
                         raise Fault("deadline_exceeded", f"the directory was watched for {seconds:g} s, which was the limit")
                     else:
                         await outlet.say(wire.WatchEvent(keepalive={}))
@@ -149,7 +152,8 @@ class _Watcher:
     watching: Watching
     task: asyncio.Task[None] | None = None
     stream: Stream | None = None
-    events: deque[wire.FileEvent] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
+    events: deque[wire.FileEvent] = field(default_factory=deque)
+    held: int = 0
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
 
     async def begin(self) -> None:
@@ -161,7 +165,8 @@ class _Watcher:
         try:
             async with stream:
                 async for message in coming:
-                    self.events += await self.watching.events(message)
+                    for event in await self.watching.events(message):
+                        self._hold(event)
                     if isinstance(decode(message.payload), verbs.Synced) and self.waiting:
                         _wake(self.waiting.popleft())
         except SpaceError:
@@ -170,6 +175,19 @@ class _Watcher:
             self.stream = None
             while self.waiting:
                 _wake(self.waiting.popleft())
+
+    def _hold(self, event: wire.FileEvent) -> None:
+        self.events.append(event)
+        self.held += _size(event)
+        while len(self.events) > MOST_EVENTS or self.held > MOST_EVENT_BYTES:
+            self.held -= _size(self.events.popleft())
+
+    def taken(self) -> list[wire.FileEvent]:
+        """What is held, which is let go of."""
+        found = list(self.events)
+        self.events.clear()
+        self.held = 0
+        return found
 
     async def sync(self) -> None:
         """Until everything is here that happened before this call; a watch that broke off begins anew."""
@@ -193,6 +211,11 @@ class _Watcher:
         """Watch no longer."""
         if self.task is not None:
             self.task.cancel()
+
+
+def _size(event: wire.FileEvent) -> int:
+    """Bytes that it takes, about."""
+    return _EVENT + len(event.name) + (0 if event.entry is None else _ENTRY + 2 * len(event.entry.path))
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:
@@ -220,9 +243,7 @@ class Watchers:
         """What happened since it was last asked. Fault not_found."""
         watcher = self._find(sandbox, name)
         await watcher.sync()
-        found = list(watcher.events)
-        watcher.events.clear()
-        return found
+        return watcher.taken()
 
     async def remove(self, sandbox: str, name: str) -> None:
         """End it. Fault not_found."""
