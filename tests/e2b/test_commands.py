@@ -232,6 +232,23 @@ def test_javascript_has_background_commands(js: Js, shared: Sandbox) -> None:
     )
 
 
+def test_the_git_helper_works(shared: Sandbox) -> None:
+    git, place = shared.git, "/home/user/repository"
+    shared.commands.run("git init -q --bare /home/user/upstream.git")
+    git.init(place, initial_branch="main")
+    git.configure_user("A Person", "person@example.com")
+    git.remote_add(place, "origin", "/home/user/upstream.git")
+    shared.files.write(f"{place}/f", "1")
+    assert [one.name for one in git.status(place).file_status] == ["f"]
+    git.add(place)
+    git.commit(place, "first")
+    git.push(place, remote="origin", branch="main")
+    git.create_branch(place, "other")
+    assert set(git.branches(place).branches) == {"main", "other"}
+    git.clone("/home/user/upstream.git", path="/home/user/clone", branch="main")
+    assert shared.files.read("/home/user/clone/f") == "1"
+
+
 # -- input -----------------------------------------------------------------------------------------------------------------
 
 
