@@ -233,7 +233,7 @@ fn put(request: &EntryWrite, feed: &mut dyn Feed, told: &dyn Fn() -> io::Result<
     let file = open(&name, &path)?;
     calls::change_owner_open(file.as_fd(), owner.uid, owner.gid).map_err(&wrong)?;
     set_metadata(&file, &request.metadata).map_err(&wrong)?;
-    let came = write::receive(feed, file.as_fd(), false, &path)?;
+    let came = write::receive(feed, file.as_fd(), true, &path)?;
     write::expect(&came, told, &path)?;
     drop(file);
     answer(WHAT, &path)

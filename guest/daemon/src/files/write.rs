@@ -110,7 +110,7 @@ fn open_end(request: &FileWrite, place: &Place, new: bool) -> Result<OwnedFd, Fa
     Ok(file)
 }
 
-/// Write what comes: large files around the page cache. How much that was, and its sum.
+/// Write what comes: large files around the page cache. new: the file is empty. How much that was, and its sum.
 pub fn receive(feed: &mut dyn Feed, file: BorrowedFd<'_>, new: bool, path: &[u8]) -> Result<Content, Failure> {
     let (mut crc, mut count, mut writer) = (Crc32::default(), 0, Writer::default());
     loop {
@@ -135,7 +135,8 @@ pub fn receive(feed: &mut dyn Feed, file: BorrowedFd<'_>, new: bool, path: &[u8]
     if count > LARGE {
         writer.finish(file).map_err(at(WHAT, path))?;
     }
-    if new {
+    // Only what is large has holes, which may be its end; of a small file whoever watches is told one change.
+    if new && count > LARGE {
         calls::set_size(file, count).map_err(at(WHAT, path))?;
     }
     if new && sys::stat(file).map_err(at(WHAT, path))?.st_size != count as i64 {
