@@ -18,6 +18,7 @@ SECTIONS = (
     "Credentials",
     "Operation",
     "Templates",
+    "Code interpreter",
     "Not kept",
 )
 
