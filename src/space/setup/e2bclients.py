@@ -6,13 +6,16 @@ address: pip and npm go where this machine's own configuration sends them, and r
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from space.setup import command, deps, inputs, shelf
 
 _BUILDER = 1
+_SYSTEM = Path("/etc/ssl/certs/ca-certificates.crt")
 _FILES = ("requirements.lock", "package.json", "package-lock.json")
 _HINT = "pip's and npm's own configuration must reach a package index"
 
@@ -46,6 +49,13 @@ def clients(root: Path) -> Clients:
     return Clients(deps.OPT / f"dev-e2b-{inputs.of_value(value)}")
 
 
+def _trust(environment: Mapping[str, str]) -> dict[str, str]:
+    """Node knows only authorities that came with it: those of this machine's system too, as for other programs, unless it says more."""
+    if "NODE_EXTRA_CA_CERTS" in environment or not _SYSTEM.exists():
+        return {}
+    return {"NODE_EXTRA_CA_CERTS": str(_SYSTEM)}
+
+
 def make(root: Path) -> tuple[Path, bool]:
     """Install both; the directory, and whether it was made just now."""
     made = clients(root)
@@ -64,7 +74,7 @@ def make(root: Path) -> tuple[Path, bool]:
         kept = stage / ".cache"
         command.run(
             [*npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-progress", "--cache", kept],
-            what="install package-lock.json", cwd=script, hint=_HINT,
+            what="install package-lock.json", cwd=script, hint=_HINT, env=_trust(os.environ),
         )  # fmt: skip
         shutil.rmtree(kept)
         deps.compile_all(stage, made.place)
