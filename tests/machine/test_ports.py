@@ -161,8 +161,8 @@ def test_a_host_name_leads_there_over_tls_and_the_server_learns_the_way(place: P
         assert seen["host"] == seen["x-forwarded-host"] == found["url"].removeprefix("https://")
         assert (seen["x-forwarded-proto"], seen["x-forwarded-for"]) == ("https", "127.0.0.1")
         assert client.get(f"https://api.{DOMAIN}/v1/sandboxes").status_code == 401
-        with pytest.raises(httpx.ConnectError):
-            client.get("https://www.example.org/")
+    with place.named() as client, pytest.raises(httpx.ConnectError):
+        client.get("https://www.example.org/")  # which the authority is not good for
 
 
 def test_the_apis_own_address_leads_there_as_well(place: Place) -> None:
@@ -219,14 +219,14 @@ def test_a_suspended_sandbox_is_away_unless_a_rule_put_it_to_rest_and_then_traff
     assert (asleep.status_code, asleep.json()["message"]) == (502, AWAY)
     place.box.wake()
     assert answered(place, place.heads()).text == "from the guest"
-    place.box.update(idle=space.IdlePolicy(1, "suspend"))
+    place.box.update(ttl_seconds=5, on_timeout="suspend")
     deadline = time.monotonic() + 60
     while place.box.info().phase != "suspended" and time.monotonic() < deadline:
         time.sleep(0.2)
     assert place.box.info().phase == "suspended"
     woken = httpx.get(place.address, headers=place.heads(), timeout=120, trust_env=False)
     assert woken.text == "from the guest"  # held until it ran; its server had never ended
-    place.box.update(idle=None)
+    place.box.update(ttl_seconds=3600, on_timeout="delete")
 
 
 def test_an_ingress_that_is_killed_comes_back_and_nobody_else_notices(place: Place) -> None:

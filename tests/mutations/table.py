@@ -30,6 +30,11 @@ _CREDENTIALS, _TRIPWIRE = "tests/unit/gateway/test_credentials.py", "tests/unit/
 _PACKED = "tests/unit/credentials/test_packed.py"
 _FROM_A_WORKER = "tests/unit/auditd/test_from_a_worker.py"
 _CONFINED = "tests/host/test_gateway_process.py"
+_ROUTING, _INGRESS, _PORTS = (
+    "tests/unit/ingress/test_routing.py",
+    "tests/unit/ingress/test_session.py",
+    "tests/unit/control/test_control_ingress.py",
+)
 
 
 @dataclass(frozen=True)
@@ -539,6 +544,44 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("echo-in-head", "body.receive(data), exchange.told(out))", "body.receive(data), out)", _CREDENTIALS),
         ("echo-in-packed", "            exchange.replied(reply.fields)\n", "            pass\n", _CREDENTIALS),
         ("revoked-goes-on", "if not granted(self.shared, exchange):", "if False:", _CREDENTIALS),
+    ),
+    *_of(
+        "ports: one place a request is for",
+        "ingress.routing",
+        ("target-of-another-host", '    if not head.target.startswith(b"/"):', "    if False:", _ROUTING),
+        ("host-and-headers", "    if named is not None and named != (sandbox, port):", "    if False:", _ROUTING),
+        ("any-host-by-headers", "not (is_address or name == LOCAL or label is not None or relayed)", "False", _ROUTING),
+        ("sandbox-twice", "    if len(ids) != 1 or len(ports) != 1:", "    if not ids or not ports:", _ROUTING),
+        quick=("host-and-headers",),
+    ),
+    *_of(
+        "ports: replies of guests",
+        "ingress.session",
+        ("kept-with-more-behind", "and not body.rest and", "and", _INGRESS),
+        ("kept-for-another-port", "kept.target == target and kept.usable", "kept.usable", _INGRESS),
+        ("kept-and-spoken", "        return not self.wire.ended and not self.wire.waiting", "        return True", _INGRESS),
+    ),
+    *_of(
+        "ports: what goes on",
+        "ingress.heads",
+        ("way-of-a-client", "    dropped = _ROUTING | _OF_THE_WAY |", "    dropped = _ROUTING |", _INGRESS),
+        ("token-to-guest", "    dropped = _ROUTING | _OF_THE_WAY |", "    dropped = _OF_THE_WAY |", _INGRESS),
+        ("cookies-for-others", '_DOMAIN.sub(b"", value)', "value", _INGRESS),
+        ("any-switch", "accept is None or accepted != [accept] or", "accept is None or", _INGRESS),
+    ),
+    *_of(
+        "ports: deny by default",
+        "control.exposed",
+        ("shown-unasked", "        if not extras.made:\n", "        if False:\n", _PORTS),
+        ("sandboxs-own-api", "    if port == ENVD_PORT:\n", "    if False:\n", _PORTS),
+        quick=("shown-unasked",),
+    ),
+    *_of(
+        "ports: control decides",
+        "control.ingress",
+        ("private-to-anybody", 'case "private" if not self._services', 'case "private" if False and not self._services', _PORTS),
+        ("open-after-hidden", "                task.cancel()\n", "                pass\n", _PORTS),
+        quick=("private-to-anybody",),
     ),
     *_of(
         "worker's confinement",

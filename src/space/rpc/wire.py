@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -110,6 +111,13 @@ class Wire(asyncio.Protocol):
                 await self._drainer
             finally:
                 self._drainer = None
+
+    async def secure(self, context: ssl.SSLContext) -> None:
+        """Speak TLS from here on, as the client. OSError (ssl.SSLError), TimeoutError, Lost."""
+        transport = await self._loop.start_tls(self.transport, self, context, server_hostname="localhost", ssl_handshake_timeout=20.0)
+        if transport is None:
+            raise Lost
+        self._transport = transport
 
     def end(self) -> None:
         """Say that no more comes; where that cannot be said apart (TLS), close once all is sent."""

@@ -10,6 +10,7 @@ from tests.fuzz.engine import (
     fuzz_e2b,
     fuzz_http1,
     fuzz_http2,
+    fuzz_ingress,
     fuzz_messages,
     fuzz_policy,
 )
@@ -19,6 +20,7 @@ _ALL = (
     fuzz_clienthello.TARGET,
     fuzz_http1.TARGET,
     fuzz_http2.TARGET,
+    fuzz_ingress.TARGET,
     fuzz_policy.TARGET,
     fuzz_bundle.TARGET,
     fuzz_messages.DIALING,

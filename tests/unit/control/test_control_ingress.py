@@ -233,6 +233,12 @@ async def test_a_sandbox_of_the_e2b_face_is_public_unless_it_was_told_otherwise(
             await extras.put(sandbox, Extras(made=True, public=True, mask_host="masked.example.com:${PORT}"))
             assert (await client.get(url, headers=heads(sandbox, 80))).text == "ok"
             assert b"host: masked.example.com:80\r\n" in world.node.sandboxes[sandbox].files.got_after_eof
+            reader, writer = await asyncio.open_unix_connection(world.instance.ports_socket)
+            writer.write(api.word(api.Resolve(to_e2b(sandbox), 49983)))  # which is control's, and nobody's in the guest
+            said = api.WordReader().receive(await asyncio.wait_for(reader.read(), 20), api.ANSWER)
+            assert isinstance(said, api.Refused)
+            assert said.reason == "hidden"
+            writer.close()
             await extras.put(sandbox, Extras(made=True, public=False))
             assert (await client.get(url, headers=heads(sandbox, 80))).status_code == 403
             token = world.services.e2b.tokens.traffic(sandbox)

@@ -19,6 +19,7 @@ SECTIONS = (
     "Operation",
     "Templates",
     "Code interpreter",
+    "Ports",
     "Not kept",
 )
 

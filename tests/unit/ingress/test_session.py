@@ -198,10 +198,10 @@ def test_a_reply_that_is_none_is_a_502_and_nothing_of_it_gets_out(tmp_path: Path
 
 def test_a_second_answer_behind_the_first_reaches_nobody(tmp_path: Path) -> None:
     async def play(there: Town) -> None:
-        there.ports.servers[80] = canned(OK + b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged")
+        there.ports.servers[80] = canned(OK + b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged", OK)
         there.ports.servers[81] = canned(OK)
         reader, writer = await asyncio.open_connection(*there.address)
-        for port in (80, 81, 80):
+        for port in (80, 80, 81):
             writer.write(f"GET / HTTP/1.1\r\nHost: {port}-{ID}.{DOMAIN}\r\n\r\n".encode())
             head = await reader.readuntil(b"\r\n\r\n")
             assert status_of(head) == 200
@@ -524,6 +524,40 @@ def test_names_of_the_domain_are_certified_by_an_authority_that_is_good_for_noth
         writer.close()
 
     run(tmp_path, play, tls=served)
+
+
+def test_a_server_in_a_sandbox_that_speaks_tls_is_spoken_to_in_tls(tmp_path: Path) -> None:
+    instance = Instance(instance_name("t"), 0, data_root=tmp_path, run_root=tmp_path)
+    instance.data.mkdir(parents=True)
+    (tmp_path / "pem").write_bytes(authority.certificate(instance, DOMAIN))
+    served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    served.load_cert_chain(tmp_path / "pem")
+
+    async def play(there: Town) -> None:
+        seen: list[bytes] = []
+
+        async def secure(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await writer.drain()
+            await writer.start_tls(served)
+            for _ in range(2):
+                seen.append(await reader.readuntil(b"\r\n\r\n"))
+                writer.write(OK)
+                await writer.drain()
+
+        there.ports.answers[ID, 443] = api.Stands(tls=True)
+        there.ports.servers[443] = secure
+        assert body_of(await there.say(get(f"443-{ID}.{DOMAIN}"))) == b"ok"
+        assert seen[0].startswith(b"GET / HTTP/1.1\r\n")
+
+        async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(5)
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            await writer.drain()
+
+        there.ports.servers[443] = plain
+        assert status_of(await there.say(get(f"443-{ID}.{DOMAIN}"))) == 502
+
+    run(tmp_path, play)
 
 
 def test_without_control_there_is_an_answer(tmp_path: Path) -> None:
