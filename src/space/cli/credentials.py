@@ -39,16 +39,19 @@ _Description = Annotated[str, typer.Option(metavar="TEXT", help="What it is.")]
 _Expires = Annotated[str | None, typer.Option(metavar="TIME", help="RFC 3339 with a zone; it is not used from then on.")]
 _PUBLIC = frozenset({"endpoint", "client_id", "scope", "audience", "access_key_id", "auth"})
 _MAIN = {"static": "value", "oauth_refresh": "refresh_token", "client_credentials": "client_secret", "aws": "secret_access_key"}
+_MORE = {"allow_extra_args": True}  # looked at by `_not_argued`
 
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
     secret = typer.Typer(no_args_is_help=True, help="Store credentials that sandboxes use and never see.", rich_markup_mode=None)
     lines = ("space secret put code-host < token.txt", "space secret put s3 --kind aws --public access_key_id=AKID --from-env KEY")
-    secret.command("put", epilog=examples(*lines, "space secret put code-host --command 'pass show code-host'"))(put)
+    secret.command("put", context_settings=_MORE, epilog=examples(*lines, "space secret put code-host --command 'pass show code-host'"))(
+        put
+    )
     secret.command("list", epilog=examples("space secret list"))(list_secrets)
     secret.command("show", epilog=examples("space secret show code-host"))(show)
-    secret.command("rotate", epilog=examples("space secret rotate code-host --from-env NEW_TOKEN"))(rotate)
+    secret.command("rotate", context_settings=_MORE, epilog=examples("space secret rotate code-host --from-env NEW_TOKEN"))(rotate)
     secret.command("revoke", epilog=examples("space secret revoke code-host"))(revoke)
     secret.command("delete", epilog=examples("space secret delete code-host"))(delete)
     secret.command(
@@ -86,6 +89,7 @@ def put(
     replace: Annotated[bool, typer.Option("--replace", help="Another version, where the name is in use.")] = False,
 ) -> None:
     """Store a secret. Its value comes by standard input, a prompt, or one of the options; nothing shows it again."""
+    _not_argued(context)
     value, more = _given(kind, file, from_env, command, public, parts=parts)
     with of(context).client() as client:
         found = client.put_secret(
@@ -105,6 +109,7 @@ def rotate(
     public: _Public = None,
 ) -> None:
     """Give a secret another value; what is said of it stays. Grants use it from the next request on."""
+    _not_argued(context)
     with of(context).client() as client:
         before = client.secret(name)
         value, more = _given(kind or before.kind, file, from_env, command, public, parts=parts)
@@ -207,6 +212,13 @@ def _line(context: typer.Context, record: EgressRecord | EgressGap) -> None:
         version = f" v{record.version}" if record.version else ""
         words = (record.at.replace("T", " ").removesuffix("Z"), record.sandbox, record.reason or "released", record.grant)
         emit(printable(" ".join((*words, f"{record.secret}{version}", what))))
+
+
+def _not_argued(context: typer.Context) -> None:
+    """A value that was given as an argument is not told again, as the words of a usual mistake would be."""
+    if context.args:
+        hint = "give it by standard input, --file or --from-env; one that was an argument was seen by this machine, and may be in a history"
+        raise Misuse("a value is never an argument: nothing was stored", hint=hint)
 
 
 def _given(

@@ -76,6 +76,9 @@ def test_a_kind_has_its_main_part_or_all_of_them_as_an_object(server: MockServer
         (["secret", "put", "a", "--command", "'"], "--command"),
         (["secret", "put", "a", "--kind", "magic"], "--kind"),
         (["secret", "put", "a", "--public", "value=x"], "--public takes"),
+        (["secret", "put", "a", "told-on-argv"], "never an argument"),
+        (["secret", "rotate", "a", "told-on-argv"], "never an argument"),
+        (["secret", "put", "a", "--value=told-on-argv"], "No such option"),
         (["secret", "import"], "a file, or --command"),
         (["grant", "create", "g"], "a file, or --secret"),
         (["grant", "create", "g", "--secret", "s"], "needs --host"),
@@ -87,7 +90,9 @@ def test_wrong_usage_is_a_sentence_and_asks_nobody(
 ) -> None:
     typed(b"")
     assert main(words) == 2
-    assert said in capfd.readouterr().err
+    told = capfd.readouterr().err
+    assert said in told
+    assert "told-on-argv" not in told
     assert server.requests == []
 
 
