@@ -52,7 +52,8 @@ def test_writing_again_replaces_all_of_it(shared: Sandbox, place: str) -> None:
 
 
 def test_streams_go_in(shared: Sandbox, place: str) -> None:
-    for number, source in enumerate((io.BytesIO(BINARY), io.StringIO("text"), iter([b"one", b"two"]))):
+    sources: list[Any] = [io.BytesIO(BINARY), io.StringIO("text"), iter([b"one", b"two"])]
+    for number, source in enumerate(sources):
         shared.files.write(f"{place}/{number}", source)
     assert bytes(shared.files.read(f"{place}/0", format="bytes")) == BINARY
     assert (shared.files.read(f"{place}/1"), shared.files.read(f"{place}/2")) == ("text", "onetwo")
