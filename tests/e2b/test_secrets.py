@@ -19,11 +19,11 @@ def _name() -> str:
 def test_a_secret_is_made_seen_turned_and_forgotten_and_never_told(server: Running) -> None:
     name = _name()
     made = Secret.create(name, "first value", metadata={"team": "a"})
-    assert (made.name, made.current_version, made.metadata) == (name, 1, {"team": "a"})
+    assert (made.name, made.version, made.metadata) == (name, 1, {"team": "a"})
     assert Secret.exists(name)
     assert Secret.exists(made.secret_id)
     turned = Secret.update(name, "second value")
-    assert (turned.current_version, turned.metadata) == (2, {"team": "a"})
+    assert (turned.version, turned.metadata) == (2, {"team": "a"})
     assert "value" not in str(Secret.get_info(name))
     assert name in [one.name for one in Secret.list().next_items()]
     with pytest.raises(e2b.SecretException, match="409"):
@@ -42,7 +42,7 @@ def test_javascript_makes_and_forgets_secrets(server: Running, js: Js) -> None:
         const { Secret } = e2b
         const made = await Secret.create(given.name, 'a value', { metadata: { team: 'b' } })
         const turned = await Secret.update(given.name, 'another')
-        const known = [made.name, made.currentVersion, turned.currentVersion, await Secret.exists(given.name)]
+        const known = [made.name, made.version, turned.version, await Secret.exists(given.name)]
         return [...known, await Secret.destroy(given.name), await Secret.destroy(given.name), await Secret.exists(given.name)]
     """, name=(name := _name()))  # fmt: skip
     assert said == [name, 1, 2, True, True, False, False]

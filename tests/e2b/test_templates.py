@@ -57,6 +57,8 @@ def test_a_template_is_built_of_steps_and_files(server: Running, tmp_path: Path)
         info = sandbox.get_info()
         assert (info.cpu_count, info.memory_mb, info.template_id) == (2, 768, f"{name}:stable")
         script = (
+            # one of a size that is not kept warm boots, and its start command with it
+            "for i in $(seq 100); do test -s /tmp/started && break; sleep 0.1; done; "
             "cat /home/user/greeting /home/user/work/where /var/who /opt/app/main.py /opt/app/inner/data.txt; "
             "stat -c '%U %a' /home/user/notes/one.txt /opt/app/main.py; cat /home/user/renamed.txt /tmp/started; "
             'test -d /home/user/made && echo made; echo "[$GREETING]"; pgrep -x sleep >/dev/null && echo runs'
