@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 
 import httpx
@@ -51,8 +52,7 @@ def test_a_host_names_the_port_and_the_sandbox(server: Running) -> None:
 def test_private_traffic_wants_the_token_and_the_server_sees_the_masked_host(server: Running) -> None:
     made = Sandbox.create(network={"allow_public_traffic": False, "mask_request_host": "localhost:${PORT}"})
     try:
-        made.files.write("/tmp/echo.py", ECHO)
-        made.commands.run("python3 /tmp/echo.py", background=True)
+        made.commands.run(f"python3 -c {shlex.quote(ECHO)}", background=True)
         assert served(server, made).status_code == 403
         token = made.traffic_access_token
         assert token

@@ -59,7 +59,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     _one(_N, "header transforms", partly="one header for a host, one secret in it, no wildcard hosts, no identity tokens"),
     _one(_N, "dnsServers, egressProxy", no="the gateway is the only way out, and resolves names itself"),
-    _one(_N, "allowPublicTraffic, maskRequestHost, httpsPorts", partly="`httpsPorts` is kept and told; see ports below"),
+    _one(_N, "allowPublicTraffic, maskRequestHost, httpsPorts"),
     _one(
         _T, "build: image or template, steps, files, commands, log, status", "POST /v3/templates", "POST /v2/templates",
         "POST /v2/templates/{id}/builds/{build}", "GET /templates/{id}/builds/{build}/status", "GET /templates/{id}/builds/{build}/logs",
