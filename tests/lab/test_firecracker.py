@@ -12,7 +12,7 @@ import re
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -183,6 +183,17 @@ def test_whoever_is_killed_a_sandbox_goes_on_or_is_told_and_nothing_is_left(bare
     run(bare, work)
 
 
+def is_shared_safely(subject: Subject) -> None:
+    """The memory that clones of a shared snapshot map is root's, and nobody may write it."""
+    assert isinstance(subject.vmm, FirecrackerVmm)
+    found = []
+    for pid in machine.vmm_pids(subject.vmm.instance):
+        with suppress(FileNotFoundError):  # the one that booted has none
+            found.append(Path(f"/proc/{pid}/root/memory").stat())
+    assert found
+    assert {(each.st_uid, each.st_mode & 0o777) for each in found} == {(0, 0o444)}
+
+
 async def twenty_restores(subject: Subject) -> None:
     """Of three generations, four at once: each answers, and is another machine with what was made before its snapshot."""
 
@@ -190,6 +201,8 @@ async def twenty_restores(subject: Subject) -> None:
         async with subject.clone(snapshot, slot) as (plan, _, session):
             await take_over(session, plan)
             assert [await has(session, each) for each in made] == [True] * len(made)
+            if snapshot == first:
+                is_shared_safely(subject)
             await make(session, "own")
 
     async def next_generation(snapshot: str, name: str, made: str) -> None:
