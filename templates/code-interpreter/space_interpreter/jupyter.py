@@ -21,7 +21,7 @@ import zmq.asyncio
 from space_interpreter import results
 from space_interpreter.contexts import Task
 
-READY_SECONDS = 60.0
+READY_SECONDS = 240.0  # of an emulated processor that others use too
 QUEUED = 256
 _MARK = b"<IDS|MSG>"
 _REQUEST = {"silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False, "stop_on_error": True}
@@ -66,9 +66,11 @@ class Jupyter:
 
     async def _ready(self) -> None:
         """Its answers and what it publishes both reach us: what it published before we were heard is lost, so it is asked again."""
+        patience = 0.5
         while not self.dead.is_set():
+            patience *= 2  # a slow processor has answers under way
             with suppress(TimeoutError):
-                async with asyncio.timeout(0.5):
+                async with asyncio.timeout(patience):
                     async for _ in self._told("kernel_info_request", {}):
                         pass
                     break

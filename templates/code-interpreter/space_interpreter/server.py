@@ -264,7 +264,8 @@ async def _run(link: socket.socket) -> None:
         old.unlink(missing_ok=True)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, server.restored)
     for language in ("python", "javascript", "bash"):
-        await server.contexts.warm(server.contexts.usual(language))
+        with suppress(Refused):  # it is begun when it is asked for
+            await server.contexts.warm(server.contexts.usual(language))
     listening = await asyncio.start_server(server.serve, EVERYWHERE, PORT, backlog=512, limit=1 << 20, reuse_address=True)
     (place / SERVER).write_text(f"{os.getpid()}\n")
     async with listening:
