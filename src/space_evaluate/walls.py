@@ -89,7 +89,7 @@ class Walled:
             "SSL_CERT_FILE": str(place.town.authority),
             "PYTHONPATH": str(Path(__file__).parents[1]),
         }
-        words = ["ip", "netns", "exec", netns, sys.executable, "-u", "-m", "space_evaluate.guestside"]
+        words = [*_inside(netns), sys.executable, "-u", "-m", "space_evaluate.guestside"]
         self._process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, cwd="/tmp"
         )
@@ -196,7 +196,7 @@ def _addresses(place: Place, router: str, link: str) -> Iterator[None]:
     ruleset = _FILTER.format(resolver=place.told.resolver_at, link=link)
     _in(router, "nft", "-f", "-", text=ruleset)
     _in(router, "sysctl", "-q", "-w", "net.ipv4.ip_forward=1", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.inner.rp_filter=0")
-    words = ["ip", "netns", "exec", router, sys.executable, learner.__file__, *_allowed(place)]
+    words = [*_inside(router), sys.executable, learner.__file__, *_allowed(place)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
@@ -218,7 +218,7 @@ def _proxy(place: Place, router: str) -> Iterator[None]:
         names = " ".join(one.replace("*", "") for one in _allowed(place))
         config = folder / "squid.conf"
         config.write_text(_SQUID.format(port=_PROXY, resolver=place.told.resolver_at, names=names, folder=folder))
-        process = subprocess.Popen(["ip", "netns", "exec", router, squid, "-N", "-f", str(config)], stderr=subprocess.DEVNULL)
+        process = subprocess.Popen([*_inside(router), squid, "-N", "-f", str(config)], stderr=subprocess.DEVNULL)
         try:
             yield
         finally:
@@ -239,12 +239,18 @@ def _soon(made: Walled) -> str:
     return why
 
 
+def _inside(netns: str) -> list[str]:
+    """Words before a command that runs in that network namespace; `ip -n` and `ip netns exec` remount /, which a chroot has not."""
+    return ["nsenter", f"--net=/run/netns/{netns}", "--"]
+
+
 def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+    inside = _inside(words[1]) if words[0] == "-n" else []
+    subprocess.run([*inside, "ip", *words[2 if inside else 0 :]], check=True, capture_output=True)
 
 
 def _in(netns: str, *words: str, text: str | None = None) -> None:
-    subprocess.run(["ip", "netns", "exec", netns, *words], check=True, capture_output=True, input=text, text=True)
+    subprocess.run([*_inside(netns), *words], check=True, capture_output=True, input=text, text=True)
 
 
 def compare(place: Place, kind: str, chosen: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -154,7 +154,23 @@ class Town:
 
     def join(self, netns: str, link: str, network: IPv4Network) -> str:
         """Another street of the town, whose end `link` is in a named network namespace; the town's own address on it."""
-        process.run(["ip", "-n", netns, "link", "add", link, "type", "veth", "peer", "name", link, "netns", str(self._there.result(30))])
+        process.run(
+            [
+                "nsenter",
+                f"--net=/run/netns/{netns}",
+                "ip",
+                "link",
+                "add",
+                link,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                link,
+                "netns",
+                str(self._there.result(30)),
+            ]
+        )
         ours = str(network[1])
 
         async def settle() -> None:

@@ -157,6 +157,7 @@ async def a_world(root: Path, *, node_up: bool = True, **settings: Any) -> Async
     instance = Instance(InstanceName("t"), 0, data_root=root / "data", run_root=short)
     instance.control_data.mkdir(parents=True, exist_ok=True)
     instance.run.mkdir(parents=True)
+    instance.endpoint.write_text(json.dumps({"ingress": "http://127.0.0.1:7071"}))  # as serve says it; nobody listens there
     world = World(instance, replace(Settings(), **settings), SimNode(instance.node_socket))
     try:
         if node_up:

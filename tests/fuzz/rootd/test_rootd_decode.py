@@ -19,7 +19,7 @@ from space.rootd import records
 _VALID: dict[str, st.SearchStrategy[Any]] = {
     "sandbox": st.from_regex(r"sb-[a-z2-7]{20}", fullmatch=True),
     "template": st.from_regex(r"[0-9a-f]{16,64}", fullmatch=True),
-    "accelerator": st.sampled_from(["tcg", "kvm"]),
+    "accelerator": st.sampled_from(["tcg", "kvm", "firecracker"]),
     "synthetic": st.sampled_from(["198.18.0.0/15", "10.0.0.0/8", "100.64.0.0/10"]) | st.from_regex(r"[0-9./]{0,20}", fullmatch=True),
     "snapshot": st.from_regex(r"sn-[a-z2-7]{20}", fullmatch=True) | st.just(""),
     **dict.fromkeys(("digest", "onto"), st.from_regex(r"[0-9a-f]{16,64}", fullmatch=True)),
@@ -30,6 +30,8 @@ _VALID: dict[str, st.SearchStrategy[Any]] = {
     "disk_mib": st.integers(0, (1 << 20) + 2),
     "memory_mib": st.integers(0, (1 << 20) + 2),
     "cpus": st.integers(0, 70),
+    "state_bytes": st.integers(0, (1 << 20) + 2),
+    "facts": st.sampled_from(["{}", '{"a": {"b": 1}}', "[]", "1", "null", "{", '"x"', "[" * 5000]) | st.text(max_size=20),
 }
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=40),
@@ -87,7 +89,7 @@ def _must_be_an_operation_or_a_refusal(message: bytes) -> None:
     if isinstance(record, BeginSnapshot | SnapshotOp):
         assert re.fullmatch(r"sn-[a-z2-7]{20}", record.snapshot)
     if isinstance(record, StartVmm):
-        assert record.accelerator in ("tcg", "kvm")
+        assert record.accelerator in ("tcg", "kvm", "firecracker")
 
 
 @settings(max_examples=400, deadline=None)

@@ -30,6 +30,7 @@ def test_only_what_looks_is_not_recorded() -> None:
         "list_policies", "get_policy", "get_operator_policy", "get_tenant_policy",
         "get_sandbox_policy", "list_asks", "list_checkpoints",
         "list_secrets", "get_secret", "list_grants", "get_grant", "list_attached", "credential_log",
+        "list_exposed_ports", "get_exposed_port", "get_ingress",
     }  # fmt: skip
     assert not [route.name for route in ROUTES if not route.audit and route.method != "GET"]
 

@@ -148,6 +148,7 @@ def test_what_is_reserved_neither_waits_for_a_guest_nor_makes_anything() -> None
     assert {path for method, path in reserved if path.startswith("/v1/sandboxes") and method in ("GET", "DELETE")} == {
         "/v1/sandboxes", "/v1/sandboxes/{id}", "/v1/sandboxes/{id}/processes", "/v1/sandboxes/{id}/processes/{process}",
         "/v1/sandboxes/{id}/policy", "/v1/sandboxes/{id}/egress/asks", "/v1/sandboxes/{id}/grants", "/v1/sandboxes/{id}/grants/{name}",
+        "/v1/sandboxes/{id}/exposed", "/v1/sandboxes/{id}/exposed/{port}",
     }  # fmt: skip
     # what follows for hours would keep the room that is kept for them
     assert reserved.isdisjoint({("GET", "/v1/events"), ("GET", "/v1/builds/{build}/log"), ("GET", "/v1/egress/log")})
