@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import random
 import re
@@ -193,15 +194,17 @@ def test_the_host_listens_for_nobody_but_its_own_services(served: Served, shared
         if len(fields) > 7 and int(fields[3], 16) & 0x10000:  # __SO_ACCEPTCON
             listening.add(fields[7])
     ours = {path for path in listening if path.startswith(f"{run}/")}
-    services = ("rootd", "node", "audit", "broker", "dialer", "minter", "gateway")
+    # ports: control's, for the ingress alone; relay: the ingress's, for control alone
+    services = ("rootd", "node", "audit", "broker", "dialer", "minter", "gateway", "ports", "relay")
     assert ours - {str(run / f"{name}.sock") for name in services} <= {
         str(run / "vm" / shared.id / name) for name in ("qmp.sock", "control.sock", "bulk.sock", "serial.sock")
     }
     pids = processes(served)
     assert {served.pid, *machine.vmm_pids(served.instance)} < pids  # root's too
     assert len(pids) >= 5, "serve, rootd, node, control, a VMM"
-    port = int(served.url.rsplit(":", 1)[1])
-    assert {said for pid in pids for said in reachable(pid)} == {f"tcp {port}"}
+    ingress = json.loads(served.instance.endpoint.read_text())["ingress"]
+    ports = {int(url.rsplit(":", 1)[1]) for url in (served.url, ingress)}
+    assert {said for pid in pids for said in reachable(pid)} == {f"tcp {port}" for port in ports}
 
 
 def processes(served: Served) -> set[int]:

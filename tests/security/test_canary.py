@@ -205,6 +205,8 @@ def held(path: Path, sought: Needles) -> bool:
     """Whether a file holds any; its holes hold none."""
     try:
         with path.open("rb") as file:
+            if not file.seekable():  # a network namespace that is mounted there
+                return False
             at, end = 0, file.seek(0, os.SEEK_END)
             while at < end:
                 try:
