@@ -10,7 +10,7 @@ TECHNIQUE = Technique(
     tries="Send paths with spaces, line ends, a whole request, a URL, or none.",
     claim="E3",
     defences=("parser strictness: HTTP/2",),
-    stopped_by=("path", "http2_", "field", "head", "target_form", "request_line"),
+    stopped_by=("path", "path_", "http2_", "field", "head", "target_form", "request_line"),
     variants={
         "a space": "/simple/ HTTP/1.1",
         "a line end": "/simple/ HTTP/1.1\r\nHost: hidden.example.net\r\nX: y",

@@ -10,7 +10,7 @@ TECHNIQUE = Technique(
     tries="Begin HTTP/2 where HTTP/1.1 was agreed on, or ask for h2c.",
     claim="E3",
     defences=("parser strictness: HTTP/2",),
-    stopped_by=("version", "request_line", "upgrade", "websocket_not_allowed", "field", "h2", "connection"),
+    stopped_by=("version", "request_line", "upgrade", "websocket_not_allowed", "field", "h2", "connection", "guest:"),
     variants={one: one for one in ("preface", "h2c")},
 )
 
@@ -22,4 +22,7 @@ def attack(case: Case, what: Any) -> None:
             case.ground.packages, f"/simple/{case.token}/", ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAAA"]
         ),
     }
-    case.tls(case.ground.packages, data[what])
+    got = case.tls(case.ground.packages, data[what])
+    if b" 101 " in got:
+        raise RuntimeError("the connection was switched")
+    case.refused("nothing was switched")
