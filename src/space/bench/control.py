@@ -17,7 +17,7 @@ from pathlib import Path
 
 import uvloop
 
-from space.bench import figures
+from space.bench import cost, figures
 from space.bench.figures import Figure, Section
 from space.bench.load import Connection, beside, closed_loop, open_loop
 from space.bench.stack import Stack
@@ -113,10 +113,10 @@ async def _grown(root: Path, count: int) -> tuple[_Seen, dict[str, float]]:
 async def _step(world: World, control: Control, connections: list[Connection], count: int, seen: _Seen) -> None:
     assert control.process is not None
     pid = control.process.pid
-    cpu, began = _cpu(pid), time.perf_counter()
+    cpu, began = cost.cpu(pid), time.perf_counter()
     took = await closed_loop(connections, count, _create)
     seconds = time.perf_counter() - began
-    seen.cpu_ms.append((_cpu(pid) - cpu) / count * 1000)
+    seen.cpu_ms.append((cost.cpu(pid) - cpu) / count * 1000)
     seen.rate.append(count / seconds)
     seen.creates_ms += [each * 1000 for each in took]
     seen.population.append(len(world.node.sandboxes))
@@ -124,7 +124,7 @@ async def _step(world: World, control: Control, connections: list[Connection], c
     seen.first_page_ms.append(first * 1000)
     seen.last_page_ms.append(last * 1000)
     seen.event_ms += await _events(world)
-    seen.memory_mib.append(_private_mib(pid))
+    seen.memory_mib.append(cost.private_mib(pid))
     seen.database_mib.append(sum(file.stat().st_size for file in world.instance.control_data.glob("state.db*")) / (1 << 20))
 
 
@@ -197,15 +197,6 @@ def _sqlite_rate(path: Path, count: int) -> float:
         return count / (time.perf_counter() - began)
     finally:
         database.close()
-
-
-def _cpu(pid: int) -> float:
-    return time.clock_gettime((~pid << 3) | 2)  # CPUCLOCK_SCHED of the process (clock_getcpuclockid(3))
-
-
-def _private_mib(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:"))) / 1024
 
 
 def _slope(xs: Sequence[int], ys: Sequence[float]) -> float:

@@ -54,12 +54,22 @@ def vmms(instance: Instance) -> list[int]:
     return found
 
 
+def cpu(pid: int) -> float:
+    """Seconds of a process, of all threads that it ever had (the kernel's own clock: clock_getcpuclockid(3)). OSError once it is gone."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def private_mib(pid: int) -> float:
+    """MiB that only this process has."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:"))) / 1024
+
+
 def _cpu(served: Served) -> dict[int, float]:
-    """By process, of all its threads that ever were (the kernel's clock of a process: clock_getcpuclockid(3))."""
     found: dict[int, float] = {}
     for pid in (*services(served), *vmms(served.instance)):
         with suppress(OSError):
-            found[pid] = time.clock_gettime((~pid << 3) | 2)
+            found[pid] = cpu(pid)
     return found
 
 

@@ -63,12 +63,12 @@ async def _measure(directory: Path) -> Section:
         async with gateway(directory, served, roots, _policy(served)) as ours:
             proxies = {"gateway": await ours.proxy(), **_others(place, undo)}
             await asyncio.to_thread(_rate, "gateway", proxies["gateway"], "newconn")
-            at_once = ours.private_bytes() / (1 << 20)
+            at_once = ours.private_mib()
             await asyncio.sleep(1.5)  # it gives back what its connections took once they are gone
-            private = ours.private_bytes() / (1 << 20)
+            private = ours.private_mib()
             rates = await asyncio.to_thread(_rounds, proxies)
             await asyncio.sleep(1.5)
-            grown = ours.private_bytes() / (1 << 20)
+            grown = ours.private_mib()
         noticed = await _flooded(directory, served, undo.enter_context(upstream(str(certificate))), roots)
     verdicts = [_verdict_us() for _ in range(ROUNDS)]
     found = (

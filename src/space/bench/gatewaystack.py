@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from space.bench import cost
 from space.bench.gatewayload import NAME, Served, Target
 from space.bench.rivals import Proxy
 from space.config.instance import Instance
@@ -178,10 +179,9 @@ class Ours:
             found[name] = process.pid
         return found
 
-    def private_bytes(self) -> int:
+    def private_mib(self) -> float:
         """Of the worker: memory that it shares with nobody."""
-        lines = Path(f"/proc/{self.pids()['worker']}/smaps_rollup").read_text().splitlines()
-        return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("Private_Clean", "Private_Dirty")))
+        return cost.private_mib(self.pids()["worker"])
 
 
 async def _resolved(bound: Bound) -> str:

@@ -37,7 +37,7 @@ def svg(section: str, samples: Mapping[str, Sequence[float]]) -> str:
 
 def _strip(name: str, series: Sequence[float], y: int) -> str:
     span = _WIDTH - _LEFT - _RIGHT
-    largest = max(*series, 0.0) if len(series) > 1 else max(series[0], 0.0)
+    largest = max(0.0, *series)
     scale = span / (largest or 1.0)
     low, high = quarters(series)
     middle = median(series)

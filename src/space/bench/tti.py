@@ -47,9 +47,9 @@ def measure(ours: Stack) -> Section:
             warm.until_ahead(1)
             took = attempts()
             good = [seconds * 1000 for seconds in took if seconds is not None]
-            kept = trimmed(good)
             samples[f"{name}_ms"] = good
-            found[f"{name}_ms"] = figures.of(kept, "ms", p95=percentile(kept, 95), p99=percentile(kept, 99), **floors)
+            if kept := trimmed(good):
+                found[f"{name}_ms"] = figures.of(kept, "ms", p95=percentile(kept, 95), p99=percentile(kept, 99), **floors)
             found[f"{name}_success"] = Figure(len(good) / len(took), "of all", {"attempts": float(len(took))})
     return Section(found, samples)
 

@@ -122,7 +122,7 @@ class NodeLink:
             await reading
         finally:
             reading.cancel()
-            await asyncio.wait({reading})
+            await asyncio.gather(reading, return_exceptions=True)
 
     def _down(self) -> None:
         if self._up is not None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import cast
 
 import pytest
 from sqlalchemy import Connection, text
@@ -62,3 +64,27 @@ def test_the_log_of_the_store_begins_anew_under_steady_load(tmp_path: Path) -> N
         assert asyncio.run(load()) < 48 << 20
     finally:
         store.close()
+
+
+def test_a_log_that_cannot_be_taken_into_the_database_ends_no_writer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = Store(tmp_path / "s.db")
+
+    def refuse(action: int, what: str | None, *_: object) -> int:
+        return sqlite3.SQLITE_DENY if what == "wal_checkpoint" else sqlite3.SQLITE_OK
+
+    async def load() -> int:
+        await store.write(lambda connection: connection.execute(text("CREATE TABLE loaded (id INTEGER PRIMARY KEY)")).close())
+        for engine in (store._writing, store._reading):
+            with engine.connect() as connection:
+                cast("sqlite3.Connection", connection.connection.driver_connection).set_authorizer(refuse)
+        for number in range(1200):  # a checkpoint of the reader's, and one of the writer's
+            store._long = store._long or number == 900
+            row = text(f"INSERT INTO loaded VALUES ({number})")
+            await store.write(lambda connection, row=row: connection.execute(row).close())  # type: ignore[misc]
+        return int(await store.read(lambda connection: connection.execute(text("SELECT count(*) FROM loaded")).scalar_one()))
+
+    try:
+        assert asyncio.run(asyncio.wait_for(load(), 30)) == 1200
+    finally:
+        store.close()
+    assert len([record for record in caplog.records if "was not taken into its database" in record.message]) >= 2

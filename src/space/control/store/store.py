@@ -152,9 +152,15 @@ class Store:
 
 
 def _checkpoint(connection: Connection) -> int:
-    """What of the log no reader needs goes into the database; frames that the log has."""
+    """What of the log no reader needs goes into the database; frames that the log has. On a disk that fails nothing moves: what is
+    committed is in the log, and the next one tries again.
+    """
     raw = cast("sqlite3.Connection", connection.connection.driver_connection)
-    _, frames, _ = raw.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    try:
+        _, frames, _ = raw.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    except sqlite3.Error as error:
+        log.warning("the state store's log was not taken into its database: %s", error)
+        return 0
     return int(frames)
 
 
