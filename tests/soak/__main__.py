@@ -39,6 +39,8 @@ RECOVERY = 45.0  # a call that fails later than this after a kill was failed by 
 FILE = "/home/user/soak.bin"
 MEMORY_MIB = 256
 AHEAD = 2
+SLOWER = 3.0  # times: a machine that others use makes less of a difference between two thirds of a run
+FEWEST = 5
 MOST = 3  # sandboxes of a worker
 ACTIONS = ("run", "run", "run", "write", "egress", "pause", "suspend", "checkpoint", "fork", "create", "delete")
 
@@ -390,9 +392,12 @@ def report(found: Findings) -> int:
     for action, series in sorted(found.took.items()):
         ordered = [seconds for _, seconds in sorted(series)]
         third = len(ordered) // 3
-        if third >= 5:
+        if third >= FEWEST:
             first, last = statistics.median(ordered[:third]), statistics.median(ordered[-third:])
-            print(f"{action}: {first * 1000:.0f} ms in the first third, {last * 1000:.0f} ms in the last ({last / first:.2f})")
+            said = f"{action}: {first * 1000:.0f} ms in the first third, {last * 1000:.0f} ms in the last ({last / first:.2f})"
+            print(said)
+            if last > first * SLOWER and last - first > 0.2:
+                found.blame(f"it got slower. {said}")
     print(f"wrong: {len(found.wrong)}")
     return int(bool(found.wrong))
 
