@@ -138,6 +138,17 @@ def _say(talk: socket.socket, **words: Any) -> None:
         raise _HungUp from error
 
 
+def _until_wanted(talk: socket.socket) -> None:
+    """It is ready, and waits for the word. A node that hangs up before it has read that is a reset here, and no end."""
+    _say(talk, step="ready")
+    try:
+        word = talk.recv(16)
+    except ConnectionError as error:
+        raise _HungUp from error
+    if word != b"go":
+        raise _HungUp
+
+
 def _work(job: _Job, talk: socket.socket) -> None:
     pid, size, booted = job.record.pid, job.record.memory_mib << 20, job.base < 0
     start = vmmemory.find(pid, size, backed=not booted)
@@ -149,9 +160,7 @@ def _work(job: _Job, talk: socket.socket) -> None:
     room = vmmemory.Room(_room(sum(length for _, length in vmmemory.own_runs(pid, start, size)), size))
     os.fdatasync(job.disk)  # so that little of it is dirty while the VM stands still
     reached("snapshot ready")
-    _say(talk, step="ready")
-    if talk.recv(16) != b"go":
-        raise _HungUp
+    _until_wanted(talk)
     began = time.monotonic()
     runs = vmmemory.own_runs(pid, start, size)
     taken = room.take(pid, start, runs)
@@ -174,9 +183,7 @@ def _work_jailed(job: _Job, talk: socket.socket) -> None:
     jailer.make_room(place, record.sandbox, place.instance.vm_uid(record.slot))
     os.fdatasync(job.disk)
     reached("snapshot ready")
-    _say(talk, step="ready")
-    if talk.recv(16) != b"go":
-        raise _HungUp
+    _until_wanted(talk)
     began = time.monotonic()
     memory = files.open_beneath(job.directory, layout.MEMORY, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     private = jailer.take(place, record.sandbox, job.base, record.memory_mib << 20, memory, job.state)
