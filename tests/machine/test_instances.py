@@ -45,7 +45,7 @@ def test_an_instance_killed_whole_and_swept_takes_nothing_of_its_neighbour(serve
         assert load(victim.name) is None
         remove(instance)  # as often as one likes
 
-        assert leaks.of_instance(other.instance) == before
+        assert before <= leaks.of_instance(other.instance)  # slots that it makes ahead meanwhile are its own affair
         assert entries(other.instance.sandboxes) == files
         assert kept.run("cat /home/user/mark; uname -n").stdout.startswith(b"before\n")
         fresh = space.Sandbox.create(client=client)
