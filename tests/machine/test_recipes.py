@@ -109,10 +109,10 @@ def _warm(client: Client, template: str, modules: str, drawn: str) -> None:
             for _ in range(2):
                 numbers += sandbox.run(["warm-python", "-c", drawn], check=True).text.split()
             names = modules.split()
-            missing = {}
+            missing: dict[str, list[str]] = {}
             for python in ("python3", "warm-python"):
-                looked = sandbox.run([python, "-c", f"import sys; print(*[name for name in {names} if name not in sys.modules])"], check=True)
-                missing[python] = looked.text.split()
+                look = f"import sys; print(*[name for name in {names} if name not in sys.modules])"
+                missing[python] = sandbox.run([python, "-c", look], check=True).text.split()
             assert missing == {"python3": names, "warm-python": []}
             sandbox.run(["warm-python", "-c", f"import {', '.join(names)}"], check=True)
             killed = sandbox.run(["warm-python", "-c", "import os; print(os.getcwd(), flush=True); os.kill(os.getpid(), 9)"])
