@@ -1,4 +1,5 @@
-"""A private instance with rootd, a node, and what else of the services is asked for: no serve, no control. For tests of the node.
+"""A private instance with rootd, a node, and what else of the services is asked for: no serve, and control only
+if a test starts it. For tests of the node.
 
 The node can be killed and started again; a test's own program can stand in for `space.node.server` (to stop it at a stage).
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -41,8 +43,10 @@ class BareInstance:
         keyring.ensure(self.instance, settings, durable=False)
         save_effective(self.instance, settings)
         self._processes: dict[str, Process] = {}
-        self._roles = {role.name: role for role in roles.of_instance(self.instance) if role.name not in ("control", "ingress")}
-        self._listeners = {name: layout.listen(self.instance, name, settings) for name in self._roles}
+        self._roles = {role.name: role for role in roles.of_instance(self.instance) if role.name != "ingress"}
+        self._listeners = {name: layout.listen(self.instance, name, settings) for name, role in self._roles.items() if not role.also}
+        self._also: dict[str, socket.socket] = {}
+        self._settings = settings
 
     def start(self, name: str, *program: str) -> int:
         """Start a service, and return its pid when it is ready. program: other words than `-m space.NAME.server` for Python."""
@@ -50,10 +54,13 @@ class BareInstance:
 
         def command(role: Role, listen_fd: int, ready_fd: int) -> list[str]:
             words = program or ("-m", f"space.{role.package or role.name}.server")
-            fds = ["--listen-fd", str(listen_fd), "--ready-fd", str(ready_fd)]
+            fds = ["--listen-fd", str(listen_fd), "--ready-fd", str(ready_fd), *(("--also-fd", str(service.ALSO_FD)) if role.also else ())]
             return [isolated_python(), "-I", *words, "--instance", self.instance.name, *fds]
 
-        process = service.start(role, command, self._listeners[name], self.log(name))
+        if name not in self._listeners:  # of control, which few ask for
+            self._listeners[name] = layout.listen(self.instance, name, self._settings)
+            self._also[name] = layout.listen_also(self.instance, name)
+        process = service.start(role, command, self._listeners[name], self.log(name), also=self._also.get(name))
         self._processes[name] = process
         assert process.ready is not None, "it was just started"
         if not select.select([process.ready], [], [], _READY_WITHIN)[0] or not os.read(process.ready, 16):
@@ -72,6 +79,10 @@ class BareInstance:
         """The process that runs now."""
         return self._processes[name].pid
 
+    def port(self, name: str) -> int:
+        """Where its TCP listener is: control's, once it was started; it is the same for the next process."""
+        return int(self._listeners[name].getsockname()[1])
+
     def log(self, name: str) -> Path:
         """What it logs."""
         return self.instance.log / f"{name}.log"
@@ -80,7 +91,7 @@ class BareInstance:
         """Kill and remove everything, and prove it."""
         for name in list(self._processes):
             self.kill(name)
-        for listener in self._listeners.values():
+        for listener in (*self._listeners.values(), *self._also.values()):
             listener.close()
         if self._storage:
             sweep.sweep(self.instance)  # what is mounted over its data is in use as long as anybody lives
