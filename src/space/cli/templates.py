@@ -35,7 +35,7 @@ def add_to(app: typer.Typer) -> None:
     group.command("export", epilog=examples("space template export numbers:v2 numbers.space"))(export)
     group.command("import", epilog=examples("space template import numbers.space numbers:v2"))(import_)
     app.add_typer(group, name="template")
-    app.command("prune", epilog=examples("space prune --dry-run", "space prune --keep 86400"))(prune)
+    app.command("prune", epilog=examples("space prune --dry-run", "space prune --keep 86400", "sudo space prune --host"))(prune)
 
 
 def build(
@@ -86,7 +86,7 @@ def layer(
     if of(context).json:
         print_json({"name": made, "made": fresh})
         return
-    emit(f"{made}\n")
+    emit(made)
     note("recipes with this base.debian can be built" if fresh else "it was there")
 
 
@@ -183,8 +183,14 @@ def prune(
     context: typer.Context,
     keep: Annotated[int, typer.Option(metavar="SECONDS", min=0, help="What builds used since then stays.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    host: Annotated[
+        bool, typer.Option("--host", help="Instead what earlier set-ups made and nothing uses; as root, on the server's machine.")
+    ] = False,
 ) -> None:
     """Drop what builds keep to be faster; never a template, a sandbox or anything of theirs (with an admin's key)."""
+    if host:
+        _prune_host(context, keep=keep, dry_run=dry_run)
+        return
     with of(context).client() as client:
         done = client.prune(keep_seconds=keep, dry_run=dry_run)
     if of(context).json:
@@ -193,3 +199,15 @@ def prune(
     words = "would go" if dry_run else "went"
     since = f" (unused for {span(keep)})" if keep else ""
     note(f"{len(done['steps'])} kept steps {words}, {done['freed_bytes'] >> 20} MiB at most{since}")
+
+
+def _prune_host(context: typer.Context, *, keep: int, dry_run: bool) -> None:
+    if keep:
+        raise typer.BadParameter("goes with what builds keep, not with --host", param_hint="--keep")
+    done = loaded("space.serve.retire", "prune")(dry_run=dry_run)
+    if of(context).json:
+        print_json({"artefacts": done.artefacts, "freed_bytes": done.freed_bytes})
+        return
+    for one in done.artefacts:
+        emit(one)
+    note(f"{len(done.artefacts)} artefacts {'would go' if dry_run else 'went'}, {done.freed_bytes >> 20} MiB")
