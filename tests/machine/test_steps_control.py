@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -200,8 +200,9 @@ class World:
         else:
             assert found == [self.word] * 2 if memory else found[:1] == [self.word], (found, self.word)
         if way == "checkpoint":
+            self.subject.checkpoint()  # behind one that the node may still take for a control that is gone
             for one in self.subject.checkpoints():
-                self.subject.run("rm /root/mark /dev/shm/mark", user="root", check=True)
+                self.subject.run("rm -f /root/mark /dev/shm/mark", user="root", check=True)
                 self.subject.rollback(one)
                 assert self.subject.run("cat /root/mark /dev/shm/mark", user="root", check=True).text.split() == [self.word] * 2
             self.drop_checkpoints()
@@ -226,13 +227,13 @@ def _names(answer: object) -> object:
     return answer.id if isinstance(answer, Sandbox) else answer
 
 
-def _rounds(*, part: bool) -> list[tuple[str, str, str, bool]]:
+def _rounds(*, part: bool, ways: Collection[str] = WAYS) -> list[tuple[str, str, str, bool]]:
     chance = random.Random(SEED)
     found = []
     for way, places in WAYS.items():
         all_of_it = [(way, stage.value, when, late) for stage in places for when in ("before", "after") for late in (False, True)]
         found += [chance.choice(all_of_it)] if part else all_of_it
-    return [each for each in found if not part or each[0] not in ("start", "build")]
+    return [each for each in found if each[0] in ways and not (part and each[0] in ("start", "build"))]
 
 
 @pytest.fixture
@@ -267,6 +268,7 @@ def test_control_killed_at_a_stage_breaks_no_word_and_loses_nothing(world: World
 
 
 @pytest.mark.full
-@pytest.mark.timeout(3600)
-def test_control_killed_at_every_stage_breaks_no_word_and_loses_nothing(world: World) -> None:
-    _play(world, _rounds(part=False))
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("way", sorted(WAYS))
+def test_control_killed_at_every_stage_breaks_no_word_and_loses_nothing(world: World, way: str) -> None:
+    _play(world, _rounds(part=False, ways={way}))
