@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,12 +139,17 @@ def _mitmdump() -> Path:
 
 
 def _squid() -> Path:
-    home = _CACHE / "squid-openssl"
-    if not (home / "usr/sbin/squid").exists():
-        staged = home.with_name("squid-openssl.part")
+    return debian("squid-openssl", _SQUID)
+
+
+def debian(name: str, packages: Sequence[str]) -> Path:
+    """Where these packages of Debian's are unpacked, and were not installed. NotHad."""
+    home = _CACHE / name
+    if not home.exists():
+        staged = home.with_name(f"{name}.part")
         shutil.rmtree(staged, ignore_errors=True)
         (staged / "packages").mkdir(parents=True)
-        _ran(["apt-get", "-o", "APT::Sandbox::User=root", "download", "-q", *_SQUID], dict(os.environ), cwd=staged / "packages")
+        _ran(["apt-get", "-o", "APT::Sandbox::User=root", "download", "-q", *packages], dict(os.environ), cwd=staged / "packages")
         for package in sorted((staged / "packages").iterdir()):
             _ran(["dpkg", "-x", str(package), str(staged)], {})
         shutil.rmtree(staged / "packages")

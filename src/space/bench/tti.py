@@ -2,20 +2,20 @@
 
 Three ways to ask: one after the other, one every 200 ms, and so many at once. Of each: median, p95 and p99 of what is left when the best
 and the worst twentieth are dropped, and how many of all succeeded. The server has its defaults and one warm template. Beside them stand
-two programs that start no virtual machine, where they are installed: bubblewrap, and runsc.
+two programs that start no virtual machine, of Debian's packages: bubblewrap, and runsc.
 """
 
 from __future__ import annotations
 
 import math
-import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 import space
-from space.bench import figures
+from space.bench import figures, rivals
 from space.bench.figures import Figure, Section
 from space.bench.stack import Stack, stack
 from space.model.errors import SpaceError
@@ -25,8 +25,8 @@ STAGGERED = 50
 APART = 0.2
 BURST = 16
 _FLOORS = {
-    "bubblewrap": ("bwrap", "--ro-bind", "/", "/", "--unshare-all", "true"),
-    "runsc": ("runsc", "--network=none", "--ignore-cgroups", "do", "true"),
+    "bubblewrap": ("usr/bin/bwrap", "--ro-bind", "/", "/", "--unshare-all", "true"),
+    "runsc": ("usr/bin/runsc", "--network=none", "--ignore-cgroups", "do", "true"),
 }
 
 
@@ -34,7 +34,7 @@ def measure(ours: Stack) -> Section:
     """The three, each on a server at rest."""
     samples: dict[str, list[float]] = {}
     found: dict[str, Figure] = {}
-    floors = {f"{name}_ms": floor for name, argv in _FLOORS.items() if (floor := _floor(argv, ours.rounds(20))) is not None}
+    floors = {f"{name}_ms": floor for name in _FLOORS if (floor := _floor(name, ours.rounds(20))) is not None}
     with stack(warm_templates="1") as warm:
         warm.bake()
         _interactive(warm)
@@ -94,14 +94,18 @@ def _together(warm: Stack, count: int, apart: float) -> list[float | None]:
     return took
 
 
-def _floor(argv: tuple[str, ...], count: int) -> float | None:
-    """Median milliseconds of that program around `true`; None where it is not installed or does not run here."""
-    if shutil.which(argv[0]) is None:
-        return None
+def _floor(name: str, count: int) -> float | None:
+    """Median milliseconds of that program around `true`; None where it cannot be had or does not run here, which is said."""
+    program, *words = _FLOORS[name]
     took: list[float] = []
-    for _ in range(count):
-        began = time.perf_counter()
-        if subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode:
-            return None
-        took.append((time.perf_counter() - began) * 1000)
+    try:
+        argv = [str(rivals.debian(name, (name,)) / program), *words]
+        for _ in range(count):
+            began = time.perf_counter()
+            subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=60)
+            took.append((time.perf_counter() - began) * 1000)
+    except (rivals.NotHad, OSError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip()
+        print(f" ({name} is left out: {error} {said[-200:]})", end="", file=sys.stderr, flush=True)
+        return None
     return figures.median(took)
