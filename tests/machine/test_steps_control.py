@@ -133,7 +133,10 @@ class World:
         return "done" if fault is None else fault.code
 
     def listed(self) -> dict[str, str]:
-        return {one.id: one.phase.value for one in self.client.sandboxes() if one.phase.value != "gone"}
+        """Without those that never ran: their records tell for a while that they failed, and the node knows nothing of them."""
+        known = self.of_node()
+        found = {one.id: one.phase.value for one in self.client.sandboxes() if one.phase.value != "gone"}
+        return {one: phase for one, phase in found.items() if phase != "failed" or one in known}
 
     def of_node(self) -> dict[str, str]:
         async def ask() -> bytes:
@@ -151,7 +154,7 @@ class World:
         deadline = time.monotonic() + WHOLE_WITHIN
         while True:
             try:
-                listed, known = self.listed(), self.of_node()
+                known, listed = self.of_node(), self.listed()
                 if listed == known and set(listed.values()) <= STEADY:
                     return
                 amiss = f"control says {listed}, the node {known}"
@@ -252,8 +255,9 @@ def _play(world: World, rounds: list[tuple[str, str, str, bool]]) -> None:
         print(f"{number + 1}/{len(rounds)} {way}: control killed {when} {stage}{', late' * late}", end=": ", flush=True)
         outcome = world.play(way, stage, when, late=late)
         print(f"{outcome}, whole after {time.monotonic() - began:.1f} s", flush=True)
-    for name in world.listed():
-        Sandbox.connect(name, client=world.client).delete()
+    for one in world.client.sandboxes():
+        if one.phase.value != "gone":
+            world.client.call("DELETE", f"/v1/sandboxes/{one.id}")
     world.bare.kill("node")
     world.stops.start("node")
     held = ("memory-", f"of uid {world.bare.instance.memory_uid}", "/netns/", "/worker-")  # of what is kept warm
