@@ -115,7 +115,7 @@ class Full:
         await self.host.session.call("template_drop", api.TemplateTarget("acme", digest))
 
     async def build(self) -> None:
-        made, _, _ = await build(self.host.session, api.TemplateBuild("acme", RECIPE.replace("opt", new_process_id())), context())
+        made, _, _ = await build(self.host.session, api.TemplateBuild("acme", RECIPE.replace("/data", f"/{new_process_id()}")), context())
         await self.host.session.call("template_drop", api.TemplateTarget("acme", made.digest))
 
     async def export(self) -> None:

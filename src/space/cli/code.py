@@ -14,6 +14,7 @@ from space.cli.completion import SandboxArgument
 from space.cli.context import Misuse, emit, examples, of, pairs, print_json, tell, writer
 from space.cli.run import TIMED_OUT, Env, Timeout
 from space.sdk.code import DEFAULT_SECONDS
+from space.sdk.localfile import text as text_of
 
 if TYPE_CHECKING:
     from space.sdk import CodeResult, Execution
@@ -77,7 +78,7 @@ def _code(code: str | None, file: Path | None) -> str:
     if (code is None) == (file is None):
         raise Misuse("give the code, or --file with it", hint="- reads it from standard input")
     if file is not None:
-        return file.read_text()
+        return text_of(file, what="code", most=1 << 20)
     return sys.stdin.read() if code == "-" else str(code)
 
 

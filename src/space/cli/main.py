@@ -206,6 +206,11 @@ def _call(parser: Any, given: Sequence[str], *, as_json: bool) -> int:
         return 128 + signal.SIGINT
     except typer.Exit as end:
         return end.exit_code
+    except OSError as error:
+        if error.filename is None:
+            raise
+        report(importlib.import_module("space.sdk.localfile").fault(error, "use", error.filename), as_json=as_json)
+        return OWN_FAILURE
     except Exception as error:  # noqa: BLE001  # the parser's classes have no public name; what is none of them is raised again
         return _usage(error, as_json=as_json)
     return status if isinstance(status, int) else 0

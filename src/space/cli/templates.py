@@ -51,7 +51,9 @@ def build(
 
 
 def _fetched(client: Client, recipe: Path, place: Path) -> Path | None:
-    listed = client.plan_template(recipe.read_text() if recipe.is_file() else "")["downloads"] if recipe.is_file() else []
+    from space.sdk.buildfiles import recipe_text
+
+    listed = client.plan_template(recipe_text(recipe))["downloads"] if recipe.is_file() else []
     if not listed:
         return None
     note(f"fetching {len(listed)} downloads as this machine is set up to")

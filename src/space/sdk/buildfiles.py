@@ -10,22 +10,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from space.model.errors import InvalidArgument
+from space.sdk.localfile import text, told
 
 CHUNK = 256 << 10
 _BLOCK = tarfile.BLOCKSIZE
+
+
+def recipe_text(recipe: Path) -> str:
+    """A recipe file's text. InvalidArgument when it cannot be read, is too long or is no text."""
+    return text(recipe, what="a recipe")
 
 
 def digest(source: Path) -> str:
     """A digest of a file or a tree: names, modes, links and contents; times and owners do not count."""
     seen = hashlib.sha256()
     for name, path, facts in _entries(source):
-        seen.update(f"{len(name)} {name} {stat.S_IFMT(facts.st_mode)} {facts.st_mode & 0o777}\n".encode("utf-8", "surrogateescape"))
-        if stat.S_ISLNK(facts.st_mode):
-            seen.update(os.fsencode(path.readlink()) + b"\n")
-        elif stat.S_ISREG(facts.st_mode):
-            with path.open("rb") as file:
-                seen.update(hashlib.file_digest(file, "sha256").digest())
+        with told("read", path):
+            _count(seen, name, path, facts)
     return seen.hexdigest()
+
+
+def _count(seen: hashlib._Hash, name: str, path: Path, facts: os.stat_result) -> None:
+    seen.update(f"{len(name)} {name} {stat.S_IFMT(facts.st_mode)} {facts.st_mode & 0o777}\n".encode("utf-8", "surrogateescape"))
+    if stat.S_ISLNK(facts.st_mode):
+        seen.update(os.fsencode(path.readlink()) + b"\n")
+    elif stat.S_ISREG(facts.st_mode):
+        with path.open("rb") as file:
+            seen.update(hashlib.file_digest(file, "sha256").digest())
 
 
 def packed(recipe: Path, inputs: Sequence[str], downloads: Path | None) -> Iterator[bytes]:
@@ -50,7 +61,9 @@ def _entries(source: Path) -> Iterator[tuple[str, Path, os.stat_result]]:
         raise InvalidArgument(f"{source} is no file, directory or link", hint="leave it out of what the recipe copies")
     yield "", source, facts
     if stat.S_ISDIR(facts.st_mode):
-        for inner in sorted(source.iterdir()):
+        with told("read", source):
+            inside = sorted(source.iterdir())
+        for inner in inside:
             for name, path, found in _entries(inner):
                 yield f"{inner.name}/{name}".rstrip("/"), path, found
 
@@ -61,17 +74,25 @@ def _entry(name: str, path: Path, facts: os.stat_result) -> Iterator[bytes]:
     if stat.S_ISDIR(facts.st_mode):
         info.type = tarfile.DIRTYPE
     elif stat.S_ISLNK(facts.st_mode):
-        info.type, info.linkname = tarfile.SYMTYPE, os.fspath(path.readlink())
+        info.type, info.linkname = tarfile.SYMTYPE, _leads_to(path)
     else:
         info.size = facts.st_size
     yield info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
     if info.isreg():
         left = info.size
-        with path.open("rb") as file:
+        with told("read", path):
+            file = path.open("rb")
+        with file:
             while left:
-                data = file.read(min(CHUNK, left))
+                with told("read", path):
+                    data = file.read(min(CHUNK, left))
                 if not data:
                     raise InvalidArgument(f"{path} became shorter while it was read", hint="build again")
                 left -= len(data)
                 yield data
         yield bytes(-info.size % _BLOCK)
+
+
+def _leads_to(link: Path) -> str:
+    with told("read", link):
+        return os.fspath(link.readlink())

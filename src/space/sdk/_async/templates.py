@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, BinaryIO
 
 import httpx
 
-from space.model.errors import Conflict, InvalidArgument, ProtocolError, from_code
-from space.sdk.buildfiles import digest, packed
+from space.model.errors import InvalidArgument, ProtocolError, from_code
+from space.sdk.buildfiles import digest, packed, recipe_text
+from space.sdk.localfile import Arriving, told
 from space.sdk.request import segment
 
 from ._wait import offload
@@ -21,7 +21,6 @@ BUILD_SECONDS = 24 * 3600.0
 BUNDLE_SECONDS = 300.0  # between two pieces of a template's file
 _HEARTBEAT_LIMIT_SECONDS = 30.0
 _BUNDLE = "application/zstd"
-_MOST_RECIPE = 256 << 10
 
 
 class AsyncClientTemplates:
@@ -69,34 +68,31 @@ class AsyncClientTemplates:
         return dict(await self.send_file(f"{path}/file", source, params))
 
     async def fetch_file(self, path: str, target: str | Path, params: Mapping[str, str] = MappingProxyType({})) -> int:
-        """Have what the server exports there in a file, which is whole or not there; its bytes. Conflict when it is there already."""
-        target, size = Path(target), 0
-        part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-        if await offload(target.exists):
-            raise Conflict(f"{target} is there already")
-        file = await offload(part.open, "xb")
+        """Have what the server exports there in a file, which is whole or not there, and its owner's alone (0600); its bytes.
+
+        Conflict when it is there already.
+        """
+        size = 0
+        file = await offload(Arriving, target)
         try:
-            with file:
-                headers = {"accept": _BUNDLE}
-                async with self.stream("GET", path, params=dict(params), headers=headers, seconds=BUNDLE_SECONDS) as response:
-                    async for piece in self.pieces(response, BUNDLE_SECONDS):
-                        await offload(file.write, piece)
-                        size += len(piece)
-            await offload(part.rename, target)
+            headers = {"accept": _BUNDLE}
+            async with self.stream("GET", path, params=dict(params), headers=headers, seconds=BUNDLE_SECONDS) as response:
+                async for piece in self.pieces(response, BUNDLE_SECONDS):
+                    await offload(file.write, piece)
+                    size += len(piece)
+            await offload(file.commit)
         finally:
-            await offload(part.unlink, True)
+            await offload(file.close)
         return size
 
     async def send_file(self, path: str, source: str | Path, params: Mapping[str, str] = MappingProxyType({})) -> Any:
         """Have the server import a file there; its answer. InvalidArgument when it cannot be read."""
-        try:
+        with told("read", Path(source)):
             file = await offload(Path(source).open, "rb")
-        except OSError as error:
-            raise InvalidArgument(f"cannot read {source}: {error.strerror}") from None
         with file:
 
             async def body() -> AsyncIterator[bytes]:
-                while piece := await offload(file.read, 256 << 10):
+                while piece := await offload(_piece, file, Path(source)):
                     yield piece
 
             headers = {"content-type": _BUNDLE}
@@ -120,7 +116,7 @@ class AsyncClientTemplates:
         What the recipe copies is read below its directory. downloads: a directory with what it lists, `<kind>/<file>`. Leaving early
         ends the build.
         """
-        text = _text(recipe)
+        text = await offload(recipe_text, recipe)
         planned = await self.plan_template(text)
         inputs = [str(each) for each in planned["inputs"]]
         if planned["downloads"] and downloads is None:
@@ -168,14 +164,9 @@ def _place(reference: str) -> tuple[str, dict[str, str]]:
     return f"/v1/templates/{segment(name)}", ({"tag": tag} if tag else {})
 
 
-def _text(recipe: Path) -> str:
-    try:
-        with recipe.open("rb") as file:
-            return file.read(_MOST_RECIPE + 1).decode()
-    except OSError as error:
-        raise InvalidArgument(f"cannot read {recipe}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InvalidArgument(f"{recipe} is no text", hint="a recipe is a TOML file") from None
+def _piece(file: BinaryIO, source: Path) -> bytes:
+    with told("read", source):
+        return file.read(256 << 10)
 
 
 def _listed(answer: Any, name: str) -> list[Any]:
