@@ -2,6 +2,8 @@
 
 python -m tests.mutations.evaluated [--all] [--report FILE] [DEFENCE...]
 
+Of each defence its weakened forms are tried in the table's order until one is noticed, or all of them with --all.
+
 What lives in services is changed by killing those services alone: serve starts them again, and the next import is the weakened one. What
 lives in rootd gets an instance of its own. Each defence is tried by the techniques that name it, and by a fixed set that must go on being
 stopped (they say that the instance is otherwise whole). The table is `src/space_evaluate/mutations.json`, with the commit it was made from.
@@ -20,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from tests.mutations.__main__ import ROOT, environment
 from tests.mutations.table import MUTATIONS, Mutation
@@ -33,6 +36,7 @@ from space_evaluate.ground import API, Place, ground
 from space_evaluate.lane import Guest, guest
 
 REPORT = ROOT / "src/space_evaluate/mutations.json"
+Row = dict[str, Any]
 # A module's processes; of all others, what parses and judges traffic.
 _ROLES = {
     "space.broker": ("broker",),
@@ -133,54 +137,74 @@ def main() -> int:
     """0 when every defence that was tried was noticed."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutations.evaluated", description="which techniques notice a weak defence")
     parser.add_argument("defences", nargs="*", metavar="DEFENCE")
-    parser.add_argument("--all", action="store_true", help="every weakened form, not the first of each defence")
+    parser.add_argument("--all", action="store_true", help="every weakened form, not those up to the first that is noticed")
     parser.add_argument("--report", type=Path, default=REPORT)
     options = parser.parse_args()
-    chosen = _chosen(options.defences, every=options.all)
+    forms = _forms(options.defences)
     table = json.loads(options.report.read_text()) if options.report.exists() else {"defences": {}}
-    whole = [one for one in chosen if one.module in _IN_ROOTD]
-    within = [one for one in chosen if one.module not in _IN_ROOTD]
+    within = {defence: some for defence, some in forms.items() if some[0].module not in _IN_ROOTD}
     if within:
-        with _standing(within[0]) as (instance, here):
-            for number, mutation in enumerate(within):
-                if number:
-                    instance.weaken(mutation)
-                _enter(table, mutation, instance, here, options.report)
-    for mutation in whole:
-        with _standing(mutation) as (instance, here):
-            _enter(table, mutation, instance, here, options.report)
+        first = next(iter(within.values()))[0]
+        with _standing(first) as (instance, here):
+            for defence, some in within.items():
+                rows = []
+                for mutation in some:
+                    if mutation is not first:
+                        instance.weaken(mutation)
+                    rows.append(_tried(mutation, instance, here))
+                    if rows[-1]["noticed"] and not options.all:
+                        break
+                _enter(table, defence, rows, options.report)
+    for defence, some in forms.items():
+        if defence in within:
+            continue
+        rows = []
+        for mutation in some:
+            with _standing(mutation) as (instance, here):
+                rows.append(_tried(mutation, instance, here))
+            if rows[-1]["noticed"] and not options.all:
+                break
+        _enter(table, defence, rows, options.report)
     blank = [defence for defence, row in table["defences"].items() if not row["noticed"] and not row.get("reason")]
     print(f"{len(table['defences'])} defences; noticed by nobody: {blank}", file=sys.stderr)
     return 1 if blank else 0
 
 
-def _chosen(names: Sequence[str], *, every: bool) -> list[Mutation]:
-    found: list[Mutation] = []
+def _forms(names: Sequence[str]) -> dict[str, list[Mutation]]:
+    """The weakened forms of each defence that techniques name."""
+    named = {defence for entry in catalogue.entries() for defence in entry.technique.defences}
+    found: dict[str, list[Mutation]] = {}
     for one in MUTATIONS:
-        tried = any(one.defence in entry.technique.defences for entry in catalogue.entries())
-        if tried and (not names or one.defence in names) and (every or one.defence not in {each.defence for each in found}):
-            found.append(one)
+        if one.defence in named and (not names or one.defence in names):
+            found.setdefault(one.defence, []).append(one)
     return found
 
 
-def _enter(table: dict[str, dict[str, dict[str, object]]], mutation: Mutation, instance: Instance, here: Guest, report: Path) -> None:
+def _tried(mutation: Mutation, instance: Instance, here: Guest) -> Row:
+    """A row of that form: which techniques notice, and what failed where the form itself did."""
     began = time.monotonic()
     try:
         found, beside = noticed(instance, here, mutation)
         why = "" if instance.applied else "it was never imported"
     except RuntimeError as error:
         found, beside, why = [], [], str(error)
-    row = {
-        "mutation": mutation.name, "noticed": found, "beside": beside, "seconds": round(time.monotonic() - began),
-        **({"fault": why} if why else {}),
-    }  # fmt: skip
-    table["defences"][mutation.defence] = {**row, **_kept(table, mutation.defence, found)}
-    table["commit"] = _commit()  # type: ignore[assignment]
-    report.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
     print(f"{mutation.defence} ({mutation.name}): {found or 'NOBODY'} {why}", file=sys.stderr, flush=True)
+    row: Row = {"mutation": mutation.name, "noticed": sorted(set(found)), "beside": beside, "seconds": round(time.monotonic() - began)}
+    return {**row, **({"fault": why} if why else {})}
 
 
-def _kept(table: dict[str, dict[str, dict[str, object]]], defence: str, found: list[str]) -> dict[str, object]:
+def _enter(table: dict[str, Any], defence: str, rows: Sequence[Row], report: Path) -> None:
+    """The form that most techniques notice is the defence's row; the others stand in it by name."""
+    best = max(rows, key=lambda row: len(row["noticed"]))
+    others = {row["mutation"]: row["noticed"] for row in rows if row is not best}
+    seconds = sum(row["seconds"] for row in rows)
+    row = {**best, "seconds": seconds, **({"others": others} if others else {})}
+    table["defences"][defence] = {**row, **_kept(table, defence, best["noticed"])}
+    table["commit"] = _commit()
+    report.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
+
+
+def _kept(table: dict[str, Any], defence: str, found: list[str]) -> Row:
     """A reason that somebody wrote for a blank stays as long as it is one."""
     reason = table["defences"].get(defence, {}).get("reason")
     return {"reason": reason} if reason and not found else {}
