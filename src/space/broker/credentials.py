@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 
+import msgspec
+
 from space.broker.grants import Grants, Held, read
 from space.broker.leases import Lending
 from space.broker.minting import Minting
@@ -14,7 +16,7 @@ from space.broker.rates import Rates
 from space.broker.secrets import Known, Secrets
 from space.broker.store import Entry, Store
 from space.core.credentials.grant import GrantRefused, encode
-from space.core.credentials.secret import fits
+from space.core.credentials.secret import fits, stands, unpacked
 from space.model.errors import Conflict, InvalidArgument, NoCapacity, NotFound
 from space.model.secret import Secret
 from space.rpc import broker_api as api
@@ -22,6 +24,7 @@ from space.rpc.minter_client import MinterSocket
 
 MOST_SECRETS = 100_000  # of a tenant
 MOST_GRANTS = 100_000
+_PAGE = 1000
 
 Question = (
     api.PutSecret
@@ -118,6 +121,7 @@ class Credentials:
     def _put_secret(self, question: api.PutSecret) -> api.SecretInfo:
         if self._secrets.find(question.tenant, question.name) is None and self._secrets.count(question.tenant) >= MOST_SECRETS:
             raise NoCapacity(f"tenant {question.tenant} has {MOST_SECRETS} secrets", hint="delete some")
+        self._check_slots(question)
         known = self._secrets.put(
             question.tenant,
             question.name,
@@ -132,6 +136,22 @@ class Credentials:
         )
         self._changed(question.tenant, question.name)
         return self._told(question.id, known)
+
+    def _check_slots(self, question: api.PutSecret) -> None:
+        """InvalidArgument when a grant puts the secret where its new value cannot stand: requests with it would all fail."""
+        try:
+            value = unpacked(question.value).get("value") if question.kind == "static" else None
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            return  # which is refused where it would be kept
+        after, more = "", isinstance(value, bytes)
+        while more:
+            found, more = self._grants.page(question.tenant, after, _PAGE, question.name)
+            for held in found:
+                after = held.grant.name
+                try:
+                    stands(held.grant.slot, value or b"")
+                except GrantRefused as refused:
+                    raise InvalidArgument(f"grant {after}: {refused.message}", hint=refused.hint) from None
 
     def _delete_secret(self, question: api.DeleteSecret) -> None:
         grants = self._grants.count(question.tenant, question.name)
@@ -148,6 +168,8 @@ class Credentials:
             raise NotFound(f"there is no secret {grant.secret}", hint="space secret put")
         try:
             fits(known.facts.kind, grant)
+            if known.facts.kind == "static" and not known.facts.revoked:
+                stands(grant.slot, self._secrets.parts(known)["value"].reveal())
         except GrantRefused as refused:
             raise InvalidArgument(f"{refused.path}: {refused.message}", hint=refused.hint or None) from None
         if self._grants.find(question.tenant, grant.name) is None and self._grants.count(question.tenant) >= MOST_GRANTS:

@@ -87,7 +87,9 @@ def report(fault: SpaceError, *, as_json: bool = False) -> None:
     red, dim, plain = ("\x1b[31m", "\x1b[2m", "\x1b[0m") if _has_colour() else ("", "", "")
     lines = [f"{red}space:{plain} {printable(fault.message)}"]
     lines += [f"  {printable(told)}" for told in getattr(fault, "__notes__", ())]
-    for one in fault.details:
+    # The one detail of a message that is that detail tells nothing more.
+    alone = len(fault.details) == 1 and fault.message == f"{fault.details[0].get('path', '')}: {fault.details[0].get('message', '')}"
+    for one in () if alone else fault.details:
         advice = f" ({one['hint']})" if one.get("hint") else ""
         lines.append(f"  {printable(one.get('path', ''))}: {printable(one.get('message', ''))}{printable(advice)}")
     if fault.hint:

@@ -248,8 +248,15 @@ def _told(context: typer.Context, found: SecretInfo) -> None:
 def _state(one: SecretInfo | GrantInfo) -> str:
     if one.revoked_at is not None:
         return "revoked"
-    expires = getattr(one, "expires_at", None)
-    return "expired" if expires is not None and expires <= dt.datetime.now(dt.UTC).timestamp() else "ok"
+    grant, used = getattr(one, "grant", {}), getattr(one, "used", 0)
+    expires = _seconds(grant.get("until")) if grant else getattr(one, "expires_at", None)
+    if expires is not None and expires <= dt.datetime.now(dt.UTC).timestamp():
+        return "expired"
+    return "used up" if used >= (grant.get("uses") or used + 1) else "ok"
+
+
+def _seconds(until: str | None) -> float | None:
+    return dt.datetime.fromisoformat(until).timestamp() if until else None
 
 
 # -- grants ------------------------------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def process_request(
 def segment(value: str) -> str:
     """An identifier as one segment of a URL's path. InvalidArgument for what could be none: a server would read `a/b` as another route."""
     if not isinstance(value, str) or not _IDENTIFIER.match(value):
-        raise InvalidArgument(f"not an identifier: {str(value)[:64]!r}", hint="letters, digits, `-`, `_` and `.`, such as sb-... or pr-...")
+        raise InvalidArgument(f"not an identifier: {str(value)[:64]!r}", hint="a name or an id is letters, digits, `-`, `_` and `.`")
     return value
 
 

@@ -560,6 +560,9 @@ def test_an_endpoint_that_gives_no_token_gives_nothing_away(
         ({"until": "2027-01-01T00:00:00"}, "until"),
         ({"rate": {"count": 0, "seconds": 1}}, "rate.count"),
         ({"uses": 0}, "uses"),
+        ({"where": {"host": HOST, "methods": ["get"]}}, r"methods\[0\]: a method is in capitals, such as GET"),
+        ({"slot": {"kind": "header", "name": "X Key"}}, "slot.name: a name of 1 to 64 characters without spaces"),
+        ({"who": {"sandboxes": ["x"]}}, r"who\.sandboxes\[0\]: a sandbox is named by its id"),
         ({"keep": ["content-length"]}, r"keep\[0\]"),
         ({"name": "Bad Name"}, "name"),
         ({"more": 1}, "more"),
@@ -573,6 +576,27 @@ def test_a_grant_with_a_mistake_is_refused_at_its_place(tmp_path: Path, said: di
             with pytest.raises((InvalidArgument, NotFound), match=words):
                 await at.control.put_grant("acme", grant(**said))
             assert (await at.control.grants("acme")).grants == []
+
+    run(main)
+
+
+@pytest.mark.parametrize("value", [b"a\r\n", b"a\nX-Admin: 1", b"\0", b"a\x7f", b"a "])
+def test_a_value_that_no_request_could_hold_is_refused_where_it_would_begin_to_matter(tmp_path: Path, value: bytes) -> None:
+    async def main() -> None:
+        async with placed(tmp_path) as at:
+            await at.secret(value=value)
+            with pytest.raises(InvalidArgument, match="slot: the secret's value cannot stand there") as refused:
+                await at.control.put_grant("acme", grant())
+            assert CANARY.decode() not in str(refused.value)
+            await at.control.put_grant("acme", grant("basic", slot={"kind": "basic", "username": "u"}))
+            await at.control.put_grant("acme", grant("query", slot={"kind": "query", "name": "key"}))
+            await at.secret(value=b"good", mode="rotate")
+            await at.control.put_grant("acme", grant("header"))
+            with pytest.raises(InvalidArgument, match="grant header: the secret's value cannot stand there"):
+                await at.secret(value=value, mode="rotate")
+            assert (await at.control.secret("acme", "s")).version == 2, "the one that works is still there"
+            await at.control.revoke_secret("acme", "s")
+            await at.control.put_grant("acme", grant("of-a-revoked-one"))
 
     run(main)
 

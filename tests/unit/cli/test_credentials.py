@@ -109,6 +109,11 @@ def test_a_grant_is_made_of_options_or_of_a_file(server: MockServer, tmp_path: P
         "who": {"all": True}, "rate": {"count": 5, "seconds": 60}, "uses": 3,
     }  # fmt: skip
     assert b.grant["forks"] is True
+    over = ["--secret", "s", "--host", "api.example.com", "--until", "2020-01-01T00:00:00Z"]
+    assert main(["grant", "create", "over", *over]) == 0
+    capfd.readouterr()
+    assert main(["grant", "list"]) == 0
+    assert [line.split()[4] for line in capfd.readouterr().out.splitlines()[1:]] == ["ok", "ok", "expired"]
     (tmp_path / "wrong.toml").write_text("secret = \n")
     assert main(["grant", "create", "c", str(tmp_path / "wrong.toml")]) == 125
     assert "line 1" in capfd.readouterr().err

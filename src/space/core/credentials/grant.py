@@ -378,9 +378,25 @@ def _check_field(name: str, path: str) -> None:
 _AT = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?\Z", re.DOTALL)
 
 
+_FORMS = {
+    "name": "a name is 1 to 63 of a-z, 0-9, '.', '_' and '-'",
+    "slot.name": "a name of 1 to 64 characters without spaces; a field's is in lower case",
+    "methods": "a method is in capitals, such as GET",
+    "sandboxes": "a sandbox is named by its id, such as sb-... with 20 characters behind it",
+    "labels": "a label's name is 1 to 128 printable characters without spaces",
+    "env": "a variable's name is letters, digits and '_', and begins with no digit",
+    "prefix": "a prefix is at most 64 letters, digits, '.', '_', '~' and '-'",
+    "service": "a service is 1 to 64 of a-z, 0-9 and '-', such as s3",
+    "region": "a region is 1 to 64 of a-z, 0-9 and '-', such as eu-central-1",
+}
+
+
 def _said(error: Exception) -> tuple[str, str]:
     """Where and what, without the values: msgspec's words quote none of them."""
     found = _AT.match(str(error))
     assert found is not None
     message, path = found[1], found[2] or "grant"
+    if " matching regex " in message:  # which tells a person nothing
+        last = re.sub(r"\[[^]]*]", "", path).rpartition(".")[2]
+        return path, _FORMS.get(last, _FORMS["name"]) if path != "slot.name" else _FORMS["slot.name"]
     return path, message[:1].lower() + message[1:300]

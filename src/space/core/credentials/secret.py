@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from space.core.credentials.grant import KINDS, Grant, GrantRefused, Kind, Sigv4
+from space.core.credentials import slots
+from space.core.credentials.grant import KINDS, Grant, GrantRefused, Header, Kind, Placeholder, Sigv4, Slot
 
 MOST_VALUE = 32_768  # bytes of all secret parts of one
 MOST_PUBLIC = 4096
@@ -60,6 +61,16 @@ def fits(kind: Kind, grant: Grant) -> None:
         raise GrantRefused(
             "slot.kind", f"a secret of kind {kind} cannot be a {type(grant.slot).__name__.lower()}", "aws goes with sigv4 alone"
         )
+
+
+def stands(slot: Slot, value: bytes) -> None:
+    """GrantRefused where that value can stand in no request in that slot: a field's value has no line breaks. Says nothing of the value."""
+    if isinstance(slot, Header) or (isinstance(slot, Placeholder) and slot.inside == "header"):
+        try:
+            slots.header(slot.template or "Bearer {}" if isinstance(slot, Header) else "Bearer {}", value)
+        except slots.Unfit as unfit:
+            hint = "a line's end that came with the value, perhaps: rotate it to one without"
+            raise GrantRefused("slot", f"the secret's value cannot stand there: {unfit}", hint) from None
 
 
 def packed(parts: Mapping[str, bytes]) -> bytes:
