@@ -28,6 +28,7 @@ from tests.mutations.__main__ import ROOT, environment
 from tests.mutations.table import MUTATIONS, Mutation
 
 import space
+from space.model.errors import SpaceError
 from space.sdk import Secret
 from space.testing.machine import Runtime, Server
 from space_evaluate import catalogue, runner
@@ -160,8 +161,7 @@ def main() -> int:
             continue
         rows = []
         for mutation in some:
-            with _standing(mutation) as (instance, here):
-                rows.append(_tried(mutation, instance, here))
+            rows.append(_alone(mutation))
             if rows[-1]["noticed"] and not options.all:
                 break
         _enter(table, defence, rows, options.report)
@@ -193,13 +193,25 @@ def _tried(mutation: Mutation, instance: Instance, here: Guest) -> Row:
     return {**row, **({"fault": why} if why else {})}
 
 
+def _alone(mutation: Mutation) -> Row:
+    """In an instance of its own: what rootd does is done anew for each. One that refuses to start so weakened says it by itself."""
+    began = time.monotonic()
+    try:
+        with _standing(mutation) as (instance, here):
+            return _tried(mutation, instance, here)
+    except SpaceError as error:
+        print(f"{mutation.defence} ({mutation.name}): {error}", file=sys.stderr, flush=True)
+        row: Row = {"mutation": mutation.name, "noticed": [], "beside": [], "seconds": round(time.monotonic() - began)}
+        return {**row, "reason": f"an instance that is so weakened does not start: {error.message}"}
+
+
 def _enter(table: dict[str, Any], defence: str, rows: Sequence[Row], report: Path) -> None:
     """The form that most techniques notice is the defence's row; the others stand in it by name."""
     best = max(rows, key=lambda row: len(row["noticed"]))
     others = {row["mutation"]: row["noticed"] for row in rows if row is not best}
     seconds = sum(row["seconds"] for row in rows)
-    row = {**best, "seconds": seconds, **({"others": others} if others else {})}
-    table["defences"][defence] = {**row, **_kept(table, defence, best["noticed"])}
+    row = {**_kept(table, defence, best["noticed"]), **best, "seconds": seconds}
+    table["defences"][defence] = {**row, **({"others": others} if others else {})}
     table["commit"] = _commit()
     report.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
 
