@@ -154,6 +154,7 @@ class World:
 
     async def before(self, way: str) -> str:
         if way == "create":
+            await self.bake()  # a round that killed a clone has spoilt what it was made of
             return new_sandbox_id()
         sandbox = await self.ready()
         if way == "wake":

@@ -200,9 +200,11 @@ class Node:
 
     def _came_up(self, sandbox: Sandbox, size: Size, baked: Baked | None) -> None:
         """It is there, or not: was it what it was to be?"""
-        if sandbox.record.generation != 1 or sandbox.phase is not Phase.RUNNING or sandbox.record.start != "cold":
+        if sandbox.record.generation != 1 or sandbox.phase is not Phase.RUNNING:
             return
-        if baked is not None:
+        if sandbox.record.start != "cold":
+            self.warm.came_up(size)
+        elif baked is not None:
             self.warm.spoiled(size, baked.snapshot)
         else:
             self.warm.missed(size)

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 # No tenant has this name (it does not begin with a letter).
 TENANT = "-warm"
 _READY_PAUSE = 0.2
+_MOST_SPOILT = 3
 
 
 class Warm:
@@ -44,6 +45,7 @@ class Warm:
         self._busy, self._users = busy, users
         self._ready: dict[Size, Baked] = {}  # held; the last used one last
         self._refused: set[Size] = set()  # that could not be baked: a create is not slowed down twice for it
+        self._spoilt: dict[Size, int] = {}  # snapshots one after the other of which a clone did not come up
         self._baking = asyncio.Lock()
         self._news = asyncio.Event()
         self.pool = Pool(around, busy)
@@ -71,14 +73,27 @@ class Warm:
             self._wanted.add(size)
             self._in_background(self._bake_in_time(size, yields), f"bake {size.digest[:8]}")
 
+    def came_up(self, size: Size) -> None:
+        """A clone of it is there."""
+        self._spoilt.pop(size, None)
+
     def spoiled(self, size: Size, snapshot: str) -> None:
-        """A clone of it did not come up: nothing is cloned from it any more."""
+        """A clone of it did not come up, and was booted: nothing is cloned from it any more.
+
+        The machine may have been the reason (a VMM that was killed, a host that was too busy), so the size is baked anew; one whose
+        snapshots are spoilt again and again is not.
+        """
         found = self._ready.get(size)
         if found is not None and found.snapshot == snapshot:
             del self._ready[size]
-            self._refused.add(size)
             self.pool.let_go(size)
             self._in_background(self._forget(found), "forget")
+            self._spoilt[size] = self._spoilt.get(size, 0) + 1
+            if self._spoilt[size] < _MOST_SPOILT:
+                self.missed(size)
+            else:
+                log.warning("%s is not kept warm: %d snapshots of it came to nothing", size, self._spoilt[size])
+                self._refused.add(size)
 
     def make_room(self) -> bool:
         """Let the memory of what was not used for longest go; False when nothing is held."""
@@ -97,6 +112,7 @@ class Warm:
         async with self._baking:
             if size not in self._ready:
                 self._refused.discard(size)
+                self._spoilt.pop(size, None)
                 await self._bake(size)
 
     async def drop(self, digest: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -56,15 +57,37 @@ async def test_the_first_of_a_size_boots_and_the_next_are_clones_of_its_kind(tmp
         assert sim.node.around.gate.memory_mib == 2 * 32
 
 
-async def test_a_clone_that_cannot_be_is_booted_and_its_snapshot_is_used_no_more(tmp_path: Path) -> None:
+def _baked_anew(sim: MemoryNode, before: str) -> bool:
+    return before not in baked(sim) and sim.node.warm.known == 1
+
+
+async def test_a_clone_that_cannot_be_is_booted_and_the_size_is_baked_anew(tmp_path: Path) -> None:
     async with node(tmp_path, warm=4, host=(host := MemoryHost())) as (sim, session):
         await created(session)
         await until(lambda: len(baked(sim)) == 1)
-        host.fail_next("start_vmm", Internal("another VMM"))
-        state = await last(session, "create", spec())
-        assert (state.phase, state.start) == ("running", "cold"), state.reason
+        for _ in range(4):  # what came up in between clears the count
+            (before,) = baked(sim)
+            host.fail_next("start_vmm", Internal("another VMM"))
+            state = await last(session, "create", spec())
+            assert (state.phase, state.start) == ("running", "cold"), state.reason
+            await until(partial(_baked_anew, sim, before))
+            assert (await last(session, "create", spec())).start == "warm"
+
+
+async def test_a_size_whose_snapshots_are_spoilt_one_after_the_other_is_baked_no_more_until_it_is_asked_for(tmp_path: Path) -> None:
+    async with node(tmp_path, warm=4, host=(host := MemoryHost())) as (sim, session):
+        await created(session)
+        for _ in range(3):
+            await until(lambda: sim.node.warm.known == 1)
+            host.fail_next("start_vmm", Internal("another VMM"))
+            assert (await last(session, "create", spec())).start == "cold"
         await until(lambda: not baked(sim))
-        assert (await last(session, "create", spec())).start == "cold"
+        for _ in range(2):
+            assert (await last(session, "create", spec())).start == "cold"
+        assert not baked(sim)
+        (size,) = sim.node.warm._refused
+        await sim.node.warm.bake(size)
+        assert (await last(session, "create", spec())).start == "warm"
 
 
 async def test_what_is_warm_is_found_again_after_a_kill_and_what_was_half_baked_is_gone(tmp_path: Path) -> None:
