@@ -30,7 +30,7 @@ from space_evaluate.technique import Ground, Policy
 T = TypeVar("T")
 API = "api.example.com"  # wants a credential, which a grant gives
 READ = ("GET", "HEAD")
-_PACKAGES_AT, _OPEN_AT, _PLAIN_AT, _WILD_AT, _STREAM_AT, _API_AT, _CALLBACK_AT = 20, 21, 22, 23, 24, 25, 60
+_PACKAGES_AT, _OPEN_AT, _PLAIN_AT, _WILD_AT, _STREAM_AT, _API_AT, _FALSE_AT, _CALLBACK_AT = 20, 21, 22, 23, 24, 25, 26, 60
 _INNER_AT = 130  # private, and not in what the operator lists
 _SINK_PORTS = (22, 53, 80, 853, 2222, 8080)
 _BAD: Mapping[str, tuple[str, ...]] = {
@@ -127,7 +127,8 @@ class Place:
             {"host": told.plain, "scheme": "http", "methods": list(READ)},
             {"host": f"*.{told.wild}", **read},
             {"tcp": f"{told.stream}:2222"},
-            {"host": API, "methods": ["GET"]},
+            {"host": API, "methods": ["GET", "POST"]},
+            {"host": told.false},
             *({"host": name} for name in told.bad.values()),
             *map(dict, more),
         ]
@@ -191,7 +192,7 @@ class Place:
         allowed_here = self._names_of(one.server)
         if host not in allowed_here or (one.sni and one.sni.lower() != host):
             return False
-        if self.credential.encode() in one.raw and one.server != API:
+        if self.credential.encode() in one.raw and (one.server, one.method) != (API, "GET"):  # what the grant is for
             return False
         read = one.server in (self.told.packages, self.told.wild)
         path = one.target.partition("?")[0]
@@ -211,11 +212,12 @@ class Place:
         self._serve(API, _API_AT, (API,), key=self.credential)
         self._serve(told.plain, _PLAIN_AT, (told.plain,), port=80)
         self._serve(told.stream, _STREAM_AT, (told.stream,), port=2222)
+        self._serve_false(told.false, _FALSE_AT)
         zone.address(told.callback, told.callback_at)
         for name, addresses in self._bad.items():
             zone.address(name, *addresses)
         zone.alias("alias.bad.example.com", "inner.bad.example.com", address=self._at(_INNER_AT))
-        self._endpoints = {(self._at(at), 443) for at in (_PACKAGES_AT, _OPEN_AT, _WILD_AT, _API_AT)}
+        self._endpoints = {(self._at(at), 443) for at in (_PACKAGES_AT, _OPEN_AT, _WILD_AT, _API_AT, _FALSE_AT)}
         self._endpoints |= {(self._at(_PLAIN_AT), 80), (self._at(_STREAM_AT), 2222), (self._at(53), 53)}
         self.town.call(self._sinks())
         self.town.call(self.sniffer.start("street"))
@@ -259,6 +261,13 @@ class Place:
         for name in (*names, *more):
             self.town.zone.address(name, self._at(last))
         self.town.call(_started(made, context, self._at(last), port))
+
+    def _serve_false(self, name: str, last: int) -> None:
+        """A server with a certificate for another name: whatever it sees came through a connection that should have ended before."""
+        made = self._servers[name] = Server(name, self.seen.append, self._hello)
+        self.allowed[name] = frozenset()
+        self.town.zone.address(name, self._at(last))
+        self.town.call(_started(made, self.town.context("somebody.example.net"), self._at(last), 443))
 
     def _hello(self, server: str, sni: str) -> None:
         self.handshakes.append((server, sni))

@@ -59,7 +59,8 @@ class Ground:
     """What is outside, as the guest is told. Names that end in .net are allowed by no policy.
 
     packages: a package repository over https, `/simple/` and `/files/` for GET and HEAD; at its address there are also `second`, another
-    allowed name, and `hidden`, an attacker's. open: every method and path. plain: over http at port 80. wild: of `*.wild`, any label.
+    allowed name, and `hidden`, an attacker's. false: allowed, and its server
+    shows somebody else's certificate. open: every method and path. plain: over http at port 80. wild: of `*.wild`, any label.
     stream: `tcp`, port 2222, opaque. bad: allowed names whose addresses must not be dialled, by kind. callback: the attacker's own name,
     callback_at: its address. host_at: this host's address, where a service has the secret at port 80; secret_file: where it lies.
     proxy_port: of the gateway, where the wall is a proxy that clients must ask (other walls than ours).
@@ -72,6 +73,7 @@ class Ground:
     plain: str = "plain.example.com"
     wild: str = "wild.example.com"
     stream: str = "stream.example.com"
+    false: str = "false.example.com"
     callback: str = "callback.example.net"
     bad: Mapping[str, str] = field(default_factory=dict)
     shared_at: str = ""

@@ -75,6 +75,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("grant-for-forks", "    if life.forked and not grant.forks:", "    if False:", f"{_GRANT} {_LENT}"),
         ("grant-for-ever", "    return end is None or now >= end", "    return False", f"{_GRANT} {_LENT}"),
         ("grant-to-any-host", "    if host != asked_host or port != asked_port or method in _NEVER:", "    if False:", f"{_GRANT} {_LENT}"),
+        ("grant-for-any-method", "    if methods is not None and method not in methods:", "    if False:", _GRANT),
         ("grant-in-one-reading", "    return all(any(pattern.matches(", "    return any(any(pattern.matches(", _GRANT),
         quick=("grant-to-any-host",),
     ),

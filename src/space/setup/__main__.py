@@ -24,6 +24,7 @@ from space.setup import (
     doctor,
     e2bclients,
     initramfs,
+    inspectai,
     kernel,
     layer,
     qemu,
@@ -128,7 +129,7 @@ def prepare(root: Path, progress: Progress, *, tests: bool, update: bool) -> Non
     made = run(steps)
     if runtime.install(made["runtime"]):
         progress.say(f"`space` starts {made['runtime'].name}")
-    runtime.sweep(made["runtime"], [deps.server(root), deps.development(root), e2bclients.clients(root).place])
+    runtime.sweep(made["runtime"], [deps.server(root), deps.development(root), e2bclients.clients(root).place, inspectai.place(root)])
 
 
 def _check() -> int:

@@ -26,3 +26,5 @@ def attack(case: Case, what: Any) -> None:
     got = case.http("api.example.com", what[1], what[2:], method=what[0])
     if got.startswith(b"HTTP/1.1 200"):
         raise RuntimeError("it was lent")
+    if got.startswith(b"HTTP/1.1 401"):
+        case.refused("it went out, and without the credential")
