@@ -1,6 +1,7 @@
 """`space backup`: what an instance must not lose in one file, while the server runs or is stopped.
 
     FILE (tar, 0600): manifest.json (format, schema, size and SHA-256 of the others), state.db, admin-key,
+                      ingress-ca/<domain>/ca.pem and ca-key.pem, node/export.key (seals sandboxes that went out as files),
                       broker/store.db (sealed), audit/*, and, only when it is asked for, broker.keyring
 
 Databases are copied by SQLite's online backup: one instant, however many writes go on. The broker's goes before the records that it
@@ -32,9 +33,11 @@ from space.config.instance import Instance
 from space.host import files, namespaces
 from space.model.errors import InvalidArgument, NotFound, Unavailable
 
-FORMAT = 2  # 1 had control's two files alone
+FORMAT = 3  # 1 had control's two files alone, 2 no authority of the ingress and no key of exports
 MANIFEST, DATABASE, KEY = "manifest.json", "state.db", "admin-key"
 STORE, AUDIT, RING = "broker/store.db", "audit/", "broker.keyring"
+AUTHORITIES, CERTIFICATE, CERTIFICATE_KEY, EXPORT = "ingress-ca/", "ca.pem", "ca-key.pem", "node/export.key"
+DOMAIN = re.compile(r"[a-z0-9_][a-z0-9._-]{0,179}\Z")  # as the setting takes it
 RECORDS = re.compile(r"[a-z][a-z0-9-]{0,31}\.(?:[0-9]{20}\.jsonl|head|base)\Z")
 LARGEST_KEY = 4096
 _STAGED = ".backup-"
@@ -105,6 +108,11 @@ def backup(instance: Instance, target: Path, *, with_keyring: bool = False) -> M
             sources: list[tuple[str, IO[bytes]]] = [(DATABASE, database)]
             if key is not None:
                 sources.append((KEY, io.BytesIO(key)))
+            sources += _of_the_ingress(instance)
+            with rights_of(instance.node_uid):
+                exports = _read_key(instance.data / EXPORT)
+            if exports is not None:
+                sources.append((EXPORT, io.BytesIO(exports)))
             sources += _of_the_broker(instance, undo, with_keyring=with_keyring)
         except OSError as error:
             raise Unavailable(f"cannot read what is in {instance.data}: {error}") from error
@@ -112,6 +120,20 @@ def backup(instance: Instance, target: Path, *, with_keyring: bool = False) -> M
         manifest = Manifest(FORMAT, __version__, instance.name, round(time.time(), 3), schema, parts)
         _write(target, manifest, sources)
     return manifest
+
+
+def _of_the_ingress(instance: Instance) -> list[tuple[str, IO[bytes]]]:
+    """The authorities of its names, which root owns: whoever trusts one goes on trusting it after a restore."""
+    sources: list[tuple[str, IO[bytes]]] = []
+    places = sorted(instance.ingress_ca.iterdir()) if instance.ingress_ca.is_dir() else []
+    for place in places:
+        certificate = _read_key(place / CERTIFICATE)  # was written last: with it, the key is there
+        key = _read_key(place / CERTIFICATE_KEY)
+        if certificate is None or key is None or not DOMAIN.match(place.name):
+            continue
+        where = f"{AUTHORITIES}{place.name}/"
+        sources += [(where + CERTIFICATE, io.BytesIO(certificate)), (where + CERTIFICATE_KEY, io.BytesIO(key))]
+    return sources
 
 
 def _of_the_broker(instance: Instance, undo: ExitStack, *, with_keyring: bool) -> list[tuple[str, IO[bytes]]]:
@@ -249,7 +271,7 @@ def _write(target: Path, manifest: Manifest, sources: list[tuple[str, IO[bytes]]
         descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                with tarfile.open(fileobj=file, mode="w:", format=tarfile.USTAR_FORMAT) as tar:
+                with tarfile.open(fileobj=file, mode="w:", format=tarfile.PAX_FORMAT) as tar:
                     for name, source in [(MANIFEST, io.BytesIO(head)), *sources]:
                         member = tarfile.TarInfo(name)
                         member.size, member.mode, member.mtime = sizes[name], 0o600, int(manifest.created_at)

@@ -1,4 +1,5 @@
-"""Several directories of an instance take the places of others as one: all of them, or, killed at any moment, all at the next start.
+"""Several directories, or single files, of an instance take the places of others as one: all of them, or, killed at any moment, all at
+the next start.
 
 A journal in the directory where the new ones stand names them with their inodes. While it is there the exchange is under way: `finish`,
 which serve and restore call when they hold the instance, does what is left of it. Each single exchange is one step of the kernel, and an
@@ -25,7 +26,7 @@ _JOURNAL = "journal.json"
 
 
 def commit(instance: Instance, staged: Path, names: Sequence[str]) -> None:
-    """Give the directories `names` of `staged`, which are on the disk, their places below the instance's data. staged is gone then."""
+    """Give what `names` names in `staged`, which is on the disk, its place below the instance's data. staged is gone then."""
     aside = f"{instance.audit_data.name}-before-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(2)}"
     journal = {"inodes": {name: (staged / name).stat().st_ino for name in names}, "aside": aside}
     draft = staged / f".{_JOURNAL}"
@@ -55,8 +56,13 @@ def finish(instance: Instance) -> bool:
 def _carry_out(instance: Instance, staged: Path) -> None:
     journal = json.loads((staged / _JOURNAL).read_text())
     for name, inode in journal["inodes"].items():
-        if (instance.data / name).stat().st_ino != inode:
-            syscalls.exchange(str(staged / name), str(instance.data / name))
+        place = instance.data / name
+        if not os.path.lexists(place):
+            (staged / name).rename(place)
+            sync_directory(place.parent)
+        elif place.lstat().st_ino != inode:
+            syscalls.exchange(str(staged / name), str(place))
+            sync_directory(place.parent)
     records = staged / instance.audit_data.name
     if any(records.glob("*.jsonl")):
         records.rename(instance.data / journal["aside"])

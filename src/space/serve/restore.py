@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sqlite3
 import stat
 import tarfile
@@ -33,7 +34,12 @@ from space.model.errors import InvalidArgument, NoCapacity
 from space.serve import exchange, layout, vault
 from space.serve.backup import (
     AUDIT,
+    AUTHORITIES,
+    CERTIFICATE,
+    CERTIFICATE_KEY,
     DATABASE,
+    DOMAIN,
+    EXPORT,
     FORMAT,
     KEY,
     LARGEST_KEY,
@@ -146,6 +152,13 @@ def _are_known(names: list[str]) -> bool:
     if names[:1] != [DATABASE] or len(set(names)) != len(names) or len(names) > _MOST_FILES:
         return False
     rest = names[2:] if names[1:2] == [KEY] else names[1:]
+    while rest and rest[0].startswith(AUTHORITIES):
+        where = rest[0].removesuffix(CERTIFICATE)
+        domain = where.removeprefix(AUTHORITIES).removesuffix("/")
+        if not DOMAIN.match(domain) or rest[:2] != [f"{AUTHORITIES}{domain}/{name}" for name in (CERTIFICATE, CERTIFICATE_KEY)]:
+            return False
+        rest = rest[2:]
+    rest = rest[1:] if rest[:1] == [EXPORT] else rest
     rest = rest[1:] if rest[:1] == [STORE] else rest
     rest = rest[:-1] if rest[-1:] == [RING] else rest
     return all(name.startswith(AUDIT) and RECORDS.match(name.removeprefix(AUDIT)) for name in rest)
@@ -153,13 +166,17 @@ def _are_known(names: list[str]) -> bool:
 
 def _pour(tar: tarfile.TarFile, part: Part, path: Path, sink: Sink) -> None:
     member, digest = _member(tar, part.name, path), hashlib.sha256()
-    if member.size != part.bytes or (part.name in (KEY, RING) and part.bytes > LARGEST_KEY):
+    if member.size != part.bytes or (_is_small(part.name) and part.bytes > LARGEST_KEY):
         raise InvalidArgument(f"{path}: {part.name} has {member.size} bytes, and its manifest says {part.bytes}")
     for piece in _pieces(tar, member, path):
         digest.update(piece)
         sink(part.name, piece)
     if digest.hexdigest() != part.sha256:
         raise InvalidArgument(f"{path} is damaged: {part.name} has not the digest that its manifest says", hint="take another copy")
+
+
+def _is_small(name: str) -> bool:
+    return name in (KEY, RING, EXPORT) or name.startswith(AUTHORITIES)
 
 
 def _member(tar: tarfile.TarFile, name: str, path: Path) -> tarfile.TarInfo:
@@ -217,21 +234,30 @@ def _stage(instance: Instance, staged: Path, file: IO[bytes], source: Path, held
     owners = {instance.control_data.name: instance.control_uid}
     if wanted.broker and STORE in held:
         owners |= {instance.broker_data.name: instance.broker_uid, instance.audit_data.name: instance.audit_uid}
+    authorities = _authorities(instance, held)
+    single = [EXPORT] if EXPORT in held else []
     staged.mkdir(mode=0o711)
     staged.chmod(0o711)  # whatever the umask made of it: the services' rights look into their own
     for name in owners:
         (staged / name).mkdir(mode=0o700)
+    if single:
+        (staged / EXPORT).parent.mkdir(mode=0o700)
+    for directory in authorities:
+        (staged / directory).mkdir(mode=0o755)
+        (staged / directory).chmod(0o755)  # control shows the certificate
     with ExitStack() as undo:
         files: dict[str, int] = {}
 
         def write(name: str, data: bytes) -> None:
             place, owner = _place(instance, staged, name)
-            if place.parent != staged and place.parent.name not in owners:
+            if instance.broker_data.name not in owners and (name == STORE or name.startswith(AUDIT)):
                 return
             if name not in files:
                 files[name] = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 undo.callback(os.close, files[name])
                 os.fchown(files[name], owner, owner)
+                if name.startswith(AUTHORITIES) and place.name == CERTIFICATE:
+                    os.fchmod(files[name], 0o644)
             view = memoryview(data)
             while view:
                 view = view[os.write(files[name], view) :]
@@ -242,7 +268,29 @@ def _stage(instance: Instance, staged: Path, file: IO[bytes], source: Path, held
     for name, owner in owners.items():
         os.chown(staged / name, owner, owner)
         sync_directory(staged / name)
-    return list(owners)
+    if single:
+        sync_directory((staged / EXPORT).parent)
+    if authorities:
+        _keep_others(instance, staged)
+        for directory in reversed(authorities):
+            sync_directory(staged / directory)
+    return [*owners, *single, *authorities[:1]]
+
+
+def _authorities(instance: Instance, held: set[str]) -> list[str]:
+    """The directories of the ingress's authorities in a backup, the one above them first; none when it has none."""
+    below = sorted({name.rpartition("/")[0] for name in held if name.startswith(AUTHORITIES)})
+    return [instance.ingress_ca.name, *below] if below else []
+
+
+def _keep_others(instance: Instance, staged: Path) -> None:
+    """Authorities that are there for other names than the backup's stay: somebody trusts them."""
+    if instance.ingress_ca.is_dir():
+        for place in instance.ingress_ca.iterdir():
+            target = staged / instance.ingress_ca.name / place.name
+            if not target.exists():
+                shutil.copytree(place, target, copy_function=os.link)
+                sync_directory(target)
 
 
 def _place(instance: Instance, staged: Path, name: str) -> tuple[Path, int]:
@@ -252,6 +300,10 @@ def _place(instance: Instance, staged: Path, name: str) -> tuple[Path, int]:
         return staged / RING, 0
     if name == STORE:
         return staged / instance.broker_data.name / file, instance.broker_uid
+    if name == EXPORT:
+        return staged / EXPORT, instance.node_uid
+    if name.startswith(AUTHORITIES):
+        return staged / name, 0
     if directory:
         return staged / instance.audit_data.name / file, instance.audit_uid
     return staged / instance.control_data.name / file, instance.control_uid
