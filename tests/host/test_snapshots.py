@@ -352,6 +352,40 @@ def test_what_was_taken_of_another_machine_is_refused_with_what_differs(host: Ro
     _restored(host, name, 1)
 
 
+def _flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("part", "harm", "words"),
+    [
+        (layout.MEMORY, lambda path: os.truncate(path, 32 << 20), "its memory has 33554432 bytes, not 67108864"),
+        (layout.STATE, lambda path: os.truncate(path, path.stat().st_size - 1), "its state has"),
+        (layout.STATE, _flipped, "its state is not what was stored"),
+        (layout.DISK, lambda path: os.truncate(path, 8 << 20), "its disk.img has 8388608 bytes, not 16777216"),
+        (layout.MANIFEST, lambda path: path.write_text("{"), "its manifest cannot be read"),
+        (layout.MANIFEST, lambda path: path.write_text('{"version": 1}'), "has version 1"),
+        (layout.MANIFEST, lambda path: path.unlink(), "there is no snapshot"),
+    ],
+)
+def test_files_that_are_not_those_of_the_manifest_are_not_gone_on_from_and_their_disk_can_be_had(
+    host: RootHost, part: str, harm: Callable[[Path], object], words: str
+) -> None:
+    request, name = _booted(host), new_snapshot_id()
+    _snapshot(host, request, SnapshotPlan(name, durable=True))
+    harm(host.instance.snapshots / name / part)
+    with pytest.raises((Conflict, NotFound), match=words):
+        _restored(host, name, 1)
+    (told,) = host.ask(lambda client: client.list_snapshots())
+    assert told.snapshot == name, "it is somebody's, whatever can be read of it"
+    (left,) = [one for one in host.ask(lambda client: client.describe()).sandboxes if one.slot == 1]
+    disk = (host.instance.snapshots / name / layout.DISK).read_bytes()
+    assert (host.instance.sandboxes / left.sandbox / "disk.img").read_bytes().rstrip(b"\0") == disk.rstrip(b"\0")
+    host.ask(lambda client: client.destroy_sandbox(left.sandbox, 1))
+
+
 def _kill(host: RootHost, request: CreateSandbox) -> None:
     async def dead(client: RootdClient, vmm: QemuVmm) -> None:
         await client.kill_vmm(request.sandbox, request.generation)

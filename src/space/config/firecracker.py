@@ -56,7 +56,7 @@ def get(store: Store, name: str) -> Firecracker:
         known = firecracker.support(version)
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         raise NotFound(
-            f"the Firecracker {name} is not on this machine", hint="the sandbox can be started from its disk on another VMM"
+            f"the Firecracker {name} is not on this machine", hint="a sandbox boots from its disk on another VMM when it is woken cold"
         ) from None
     if known.state == "refused":
         raise Conflict(f"Firecracker {version} is not used: {known.why}", hint="`space setup firecracker` adds another version")

@@ -28,7 +28,9 @@ _BLOCK: Final = 64 << 10
 # A kernel finds the same rate again within a few dozen parts of a million. A guest's clock that is off by more than this is wrong by
 # seconds within hours.
 _RATES_APART: Final = 250e-6
-_REBAKE: Final = "`space template rebake` makes a template's anew; a sandbox can be started from its disk"
+_REBAKE: Final = (
+    "a sandbox boots from its disk when it is woken cold (`space wake --cold`); `space template rebake` makes a template's anew"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,24 +88,24 @@ class SnapshotManifest:
 def parse(raw: Any, snapshot: str) -> SnapshotManifest:
     """The manifest of the snapshot of that name; Conflict, with the reason, for any that is not exactly as this version writes them."""
     if not isinstance(raw, dict):
-        raise _refused(snapshot, "its manifest is no object")
+        raise refused(snapshot, "its manifest is no object")
     if raw.get("version") != VERSION:
-        raise _refused(snapshot, f"its manifest has version {raw.get('version')!r:.20}, this is version {VERSION}")
+        raise refused(snapshot, f"its manifest has version {raw.get('version')!r:.20}, this is version {VERSION}")
     machine = raw.get("machine")
     shapes = ((raw, fields(SnapshotManifest), "manifest"), (machine, fields(Machine), "machine"))
     for found, shape, what in shapes:
         wanted = {field.name for field in shape}
         if not isinstance(found, dict) or set(found) != wanted:
             names = sorted(wanted ^ set(found)) if isinstance(found, dict) else [what]
-            raise _refused(snapshot, f"its {what} does not have the fields of this version: {', '.join(map(str, names))[:200]}")
+            raise refused(snapshot, f"its {what} does not have the fields of this version: {', '.join(map(str, names))[:200]}")
     manifest = SnapshotManifest(**{**raw, "machine": Machine(**raw["machine"])})
     for value, type_name in (*_typed(manifest), *_typed(manifest.machine)):
         if type(value).__name__ != type_name.partition("[")[0]:
-            raise _refused(snapshot, f"its manifest holds {value!r:.40} where {type_name} is wanted")
+            raise refused(snapshot, f"its manifest holds {value!r:.40} where {type_name} is wanted")
     if manifest.snapshot != snapshot:
-        raise _refused(snapshot, f"its manifest is that of {manifest.snapshot[:64]!r}")
+        raise refused(snapshot, f"its manifest is that of {manifest.snapshot[:64]!r}")
     if manifest.complete is not True:
-        raise _refused(snapshot, "it was never completed")
+        raise refused(snapshot, "it was never completed")
     return manifest
 
 
@@ -122,12 +124,25 @@ def check(manifest: SnapshotManifest, wanted: Machine) -> None:
     if not same_rate(have.counter_khz, wanted.counter_khz):
         differing.append(f"the processor's counter runs at {have.counter_khz} kHz there and at {wanted.counter_khz} kHz here")
     if differing:
-        raise _refused(manifest.snapshot, "; ".join(differing)[:600])
+        raise refused(manifest.snapshot, "; ".join(differing)[:600])
 
 
 def same_rate(there: int, here: int) -> bool:
     """Whether a guest's clock goes right here; of a rate that is not known nothing can be said."""
     return not there or not here or abs(there - here) <= _RATES_APART * there
+
+
+def check_part(manifest: SnapshotManifest, name: str, descriptor: int) -> None:
+    """Conflict unless it has the size that the manifest says, and the device state of a durable one its bytes.
+
+    Of a shared one, from which clones are made in milliseconds, only sizes are looked at.
+    """
+    size = {MEMORY: manifest.memory_bytes, STATE: manifest.state_bytes, DISK: manifest.disk_bytes}[name]
+    if (there := os.fstat(descriptor).st_size) != size:
+        raise refused(manifest.snapshot, f"its {name} has {there} bytes, not {size}")
+    told = manifest.digests.get(name, "") if name == STATE and not manifest.shared else ""
+    if told and digest(descriptor) != told:
+        raise refused(manifest.snapshot, f"its {name} is not what was stored")
 
 
 def digest(descriptor: int) -> str:
@@ -154,5 +169,6 @@ def fingerprint(words: Iterable[str]) -> str:
     return hashlib.sha256(json.dumps(list(words)).encode()).hexdigest()[:32]
 
 
-def _refused(snapshot: str, why: str) -> Conflict:
+def refused(snapshot: str, why: str) -> Conflict:
+    """What is raised for one that cannot be used."""
     return Conflict(f"snapshot {snapshot} cannot be used: {why}", hint=_REBAKE)

@@ -31,7 +31,7 @@ from space.control.quotas import Quotas
 from space.control.records import UNWANTED, Record
 from space.control.telling import Telling
 from space.core.lifecycle.table import Ignore, Refuse, Request, answer
-from space.model.errors import Conflict, DeadlineExceeded, Gone, GuestError, NotFound, SandboxDied, SpaceError, Unavailable
+from space.model.errors import Conflict, DeadlineExceeded, Gone, GuestError, NotFound, ProtocolError, SandboxDied, SpaceError, Unavailable
 from space.model.ids import new_checkpoint_id
 from space.model.sandbox import Checkpoint, Phase
 from space.rpc import life_api
@@ -47,6 +47,8 @@ _RESTING: Final = {
     Request.STOP: (Phase.STOPPED,),
 }
 _STILL: Final = frozenset({Phase.PAUSED, Phase.SUSPENDING, Phase.SUSPENDED, Phase.STOPPING, Phase.STOPPED})
+# Why a stored memory may not come back to life, of which its disk knows nothing.
+_OF_ITS_MEMORY: Final = (Conflict, DeadlineExceeded, GuestError, NotFound, ProtocolError, SandboxDied)
 _COMING: Final = frozenset({Phase.WAKING, Phase.STARTING})
 # What begins no new life: it goes on where it stood.
 _GOES_ON: Final = frozenset({Phase.RUNNING, Phase.PAUSED})
@@ -335,8 +337,8 @@ class Lives:
         try:
             async for level in states:
                 self._heed(level)
-        except Conflict as fault:
-            if entry.record.phase is Phase.SUSPENDED:
+        except _OF_ITS_MEMORY as fault:
+            if entry.record.phase is Phase.SUSPENDED and wish.more != "cold":
                 fault.hint = fault.hint or "wake it with cold: it boots from its disk, and its stored memory is given up"
             raise
 

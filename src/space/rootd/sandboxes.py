@@ -217,7 +217,7 @@ def _make_files(place: Place, record: Record) -> None:
     instance, staged = place.instance, NEW + record.sandbox
     manifest = place.store.template_by_digest(ids.digest(record.template))
     place.store.stands(manifest)
-    origin = snapshots.load(instance, record.snapshot) if record.snapshot else None
+    origin = snapshots.usable(instance, record.snapshot) if record.snapshot else None
     smallest = origin.disk_mib if origin else -(-manifest.disk_bytes >> 20)
     if record.disk_mib < smallest:
         of = f"snapshot {record.snapshot}" if origin else f"template {manifest.name!r}"

@@ -160,7 +160,9 @@ class Rootd:
             return {"memory_bytes": tree.memory_bytes(), "cpu_usec": tree.cpu_usec(), "oom_kills": tree.oom_kills()}, ()
         return {}, ()
 
-    def _snapshot(self, manifest: SnapshotManifest) -> dict[str, Any]:
+    def _snapshot(self, manifest: SnapshotManifest | str) -> dict[str, Any]:
+        if isinstance(manifest, str):
+            return {"snapshot": manifest}
         names = ("snapshot", "sandbox", "generation", "template", "parent", "shared", "durable", "disk_mib", "private_bytes", "taken_at")
         told = {name: getattr(manifest, name) for name in names}
         told |= {"cpus": manifest.machine.cpus, "memory_mib": manifest.machine.memory_mib, "accelerator": manifest.machine.accelerator}

@@ -40,20 +40,33 @@ def load(instance: Instance, snapshot: str) -> SnapshotManifest:
         os.close(directory)
 
 
-def existing(instance: Instance) -> list[SnapshotManifest]:
-    """Every one that can be read."""
+def existing(instance: Instance) -> list[SnapshotManifest | str]:
+    """Every one that is there; of one that cannot be used here its name, for it is somebody's, and a sandbox boots from its disk."""
     directory = open_directory(instance)
     try:
         names = [name for name in files.names(directory) if not name.startswith(".")]
     finally:
         os.close(directory)
-    found = []
-    for name in sorted(names):
+    return [usable(instance, name) or name for name in sorted(names)]
+
+
+def usable(instance: Instance, snapshot: str) -> SnapshotManifest | None:
+    """Its manifest; None, with a line in the log, where its disk is all that can be had of it, if it is there."""
+    try:
+        return load(instance, snapshot)
+    except (Conflict, NotFound) as error:
+        log(f"{error}", level="warning")
+        return None
+
+
+def check_parts(instance: Instance, manifest: SnapshotManifest) -> None:
+    """Conflict unless its files are those that the manifest describes."""
+    for name in (layout.MEMORY, layout.STATE, layout.DISK):
+        descriptor = open_file(instance, manifest.snapshot, name)
         try:
-            found.append(load(instance, name))
-        except (Conflict, NotFound) as error:
-            log(f"{error}", level="warning")
-    return found
+            layout.check_part(manifest, name, descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def open_file(instance: Instance, snapshot: str, name: str) -> int:
@@ -145,7 +158,9 @@ def machine_of(instance: Instance, template: str, accelerator: str, cpus: int, m
         )
     vmm = store.path("qemu", manifest.qemu) / "root"
     if not Path(f"{vmm}{machine.BINARY}").exists():
-        raise NotFound(f"the VMM {manifest.qemu} is not on this machine any more", hint="the sandbox can be started from its disk")
+        raise NotFound(
+            f"the VMM {manifest.qemu} is not on this machine any more", hint="a sandbox boots from its disk when it is woken cold"
+        )
     plan = machine.Machine(cpus, memory_mib, accelerator, 0)
     return layout.Machine(
         vmm=manifest.qemu,

@@ -170,10 +170,11 @@ def _check_origin(place: Place, record: Record, accelerator: str) -> None:
     manifest = snapshots.load(place.instance, record.snapshot)
     shape = (accelerator, record.cpus, record.memory_mib, record.vmm)
     layout.check(manifest, snapshots.machine_of(place.instance, record.template, *shape))
+    snapshots.check_parts(place.instance, manifest)
 
 
 def _no_snapshot(record: Record) -> Conflict:
-    return Conflict(f"sandbox {record.sandbox} was not made of a snapshot", hint="it can be started from its disk")
+    return Conflict(f"sandbox {record.sandbox} was not made of a snapshot", hint="it boots from its disk when it is woken cold")
 
 
 def _open_origin(place: Place, record: Record) -> tuple[int, int]:

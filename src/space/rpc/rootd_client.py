@@ -79,22 +79,25 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOnHost:
-    """A complete snapshot. private_bytes: memory beyond its parent's. held: its memory is in memory (shared ones)."""
+    """A complete snapshot. private_bytes: memory beyond its parent's. held: its memory is in memory (shared ones).
+
+    One that cannot be used here (another version of space made it) has its name alone: a sandbox boots from its disk.
+    """
 
     snapshot: str
-    sandbox: str
-    generation: int
-    template: str
-    parent: str
-    shared: bool
-    durable: bool
-    cpus: int
-    memory_mib: int
-    disk_mib: int
-    accelerator: str
-    private_bytes: int
-    taken_at: float
-    held: bool
+    sandbox: str = ""
+    generation: int = 0
+    template: str = ""
+    parent: str = ""
+    shared: bool = False
+    durable: bool = False
+    cpus: int = 0
+    memory_mib: int = 0
+    disk_mib: int = 0
+    accelerator: str = ""
+    private_bytes: int = 0
+    taken_at: float = 0.0
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def test_a_counter_of_another_rate_is_refused_with_both(there: int, here: int, s
         return
     with pytest.raises(Conflict, match=f"counter runs at {there} kHz there and at {here} kHz here") as caught:
         snapshots.check(found, replace(HERE, counter_khz=here))
-    assert "started from its disk" in (caught.value.hint or "")
+    assert "boots from its disk" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Machine) if field.name != "counter_khz"])
