@@ -304,6 +304,7 @@ def main() -> int:
     log(f"ready: instance {instance.name}, {alive} VMMs adopted")
     say_ready(options.ready_fd)
     run(rootd, listener, wake, outward)
+    signal.set_wakeup_fd(-1)  # nobody reads it any more, and a child may still end
     log("stopped; VMMs are left running")
     return 0
 
