@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -63,7 +63,7 @@ def page(run: Run) -> str:
         "<h2>By goal and policy</h2>",
         _table(("goal", "policy", "attempts", "stopped", "reached", "errors"), _by_goal(run.outcomes)),
         "<h2>Mutations: which techniques notice that a defence is gone</h2>",
-        _table(("defence", "noticed by"), ((defence, ", ".join(ids) or "nobody") for defence, ids in run.mutations.items())),
+        _table(("defence", "noticed by"), _noticed(run.mutations)),
         "<h2>Techniques</h2>",
         *_techniques(run.outcomes),
         "<h2>What no gateway can close, and what this cannot say</h2>",
@@ -133,8 +133,19 @@ def _attempt(one: Outcome) -> str:
     return f'<pre><span class="{one.word}">{one.word}</span> {what} ({one.seconds:.1f} s)\n{escape(chr(10).join(one.evidence))}</pre>'
 
 
+def _noticed(found: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, str]]:
+    """Rows of the table; a blank has the reason that is written for it."""
+    why = {defence: str(row.get("reason", "")) for defence, row in _mutated().items()}
+    for defence, ids in found.items():
+        yield defence, ", ".join(ids) or f"none of these: {why.get(defence) or 'nobody has said why'}"
+
+
 def mutations() -> Mapping[str, Sequence[str]]:
     """The checked-in table: {defence: [ids of the techniques that noticed its removal]}."""
+    return {defence: row["noticed"] for defence, row in _mutated().items()}
+
+
+def _mutated() -> dict[str, dict[str, Any]]:
     path = Path(__file__).with_name("mutations.json")
-    table = json.loads(path.read_text()) if path.exists() else {"defences": {}}
-    return {defence: row["noticed"] for defence, row in table["defences"].items()}
+    table: dict[str, dict[str, dict[str, Any]]] = json.loads(path.read_text()) if path.exists() else {"defences": {}}
+    return table["defences"]

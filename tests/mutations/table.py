@@ -65,6 +65,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_of(
         "whose a grant is and what it permits",
         "core.credentials.grant",
+        ("grant-for-any-method", "    if methods is not None and method not in methods:", "    if False:", _GRANT),
         ("grant-of-any-tenant", "    if tenant != life.tenant:", "    if False:", _GRANT),
         (
             "grant-for-another",
@@ -75,7 +76,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("grant-for-forks", "    if life.forked and not grant.forks:", "    if False:", f"{_GRANT} {_LENT}"),
         ("grant-for-ever", "    return end is None or now >= end", "    return False", f"{_GRANT} {_LENT}"),
         ("grant-to-any-host", "    if host != asked_host or port != asked_port or method in _NEVER:", "    if False:", f"{_GRANT} {_LENT}"),
-        ("grant-for-any-method", "    if methods is not None and method not in methods:", "    if False:", _GRANT),
         ("grant-in-one-reading", "    return all(any(pattern.matches(", "    return any(any(pattern.matches(", _GRANT),
         quick=("grant-to-any-host",),
     ),
@@ -236,13 +236,13 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_of(
         "resumption and tickets; verification of upstreams",
         "gateway.tls",
-        ("tickets", "    context.num_tickets = 0\n", "    context.num_tickets = 2\n", _TLS),
         (
             "upstream-name",
             "    context.hostname_checks_common_name = False\n",
             "    context.hostname_checks_common_name = False\n    context.check_hostname = False\n",
             _TLS,
         ),
+        ("tickets", "    context.num_tickets = 0\n", "    context.num_tickets = 2\n", _TLS),
         (
             "upstream-chain",
             "    context.hostname_checks_common_name = False\n",
@@ -253,8 +253,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_of(
         "parser strictness: ClientHello",
         "core.wire.clienthello",
-        ("extension-twice", "        if kind in found:", "        if False:", _HELLO),
         ("two-names", "    if kind != 0 or names:", "    if kind != 0:", _HELLO),
+        ("extension-twice", "        if kind in found:", "        if False:", _HELLO),
         ("bytes-after-hello", "        if len(message) > 4 + length or len(self._raw) > self._at:", "        if False:", _HELLO),
         ("hello-without-limit", "        if self._taken > MOST_BYTES:", "        if False:", _HELLO),
         quick=("two-names",),
@@ -309,6 +309,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_of(
         "verdicts: every layer, every reading",
         "core.policy.verdict",
+        ("any-method", "    if rule.methods is not None and asked.method not in rule.methods:", "    if False:", _VERDICT),
         ("any-reading", "        for reading in asked.path.readings:", "        for reading in asked.path.readings[:1]:", _VERDICT),
         (
             "lower-widens",
@@ -318,7 +319,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         ("trace", "        if asked.method.upper() in _ECHOING:", "        if False:", _VERDICT),
         ("foreign", '    if asked.foreign and rule.foreign == "refuse":', "    if False:", _VERDICT),
-        ("any-method", "    if rule.methods is not None and asked.method not in rule.methods:", "    if False:", _VERDICT),
         quick=("lower-widens", "any-reading"),
     ),
     *_of(
@@ -525,8 +525,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_of(
         "credentials: tripwire",
         "core.credentials.tripwire",
-        ("echo-across-chunks", "        held = self.needles.beginning(data)\n", "        held = len(data)\n", _TRIPWIRE),
         ("echo-in-hex", "_hex(secret), ", "", _TRIPWIRE),
+        ("echo-across-chunks", "        held = self.needles.beginning(data)\n", "        held = len(data)\n", _TRIPWIRE),
         ("echo-in-base64", "_hex(secret), *_base64s(secret))", "_hex(secret),)", _TRIPWIRE),
         ("echo-of-many", "range(0, len(texts), _TOGETHER)", "range(0, 1, _TOGETHER)", _TRIPWIRE),
         quick=("echo-across-chunks",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 from pathlib import Path
@@ -69,3 +70,16 @@ def test_the_battery_is_as_large_as_it_is_said_to_be() -> None:
 def test_attempts_have_names_of_their_own() -> None:
     names = [one.name for one in catalogue.attempts(catalogue.entries())]
     assert len(set(names)) == len(names)
+
+
+def test_the_table_of_mutations_has_no_blank_without_a_reason() -> None:
+    """Each defence that techniques name and that can be weakened was: somebody noticed, or it is written why nobody could."""
+    table = json.loads((ROOT / "src/space_evaluate/mutations.json").read_text())
+    named = {defence for entry in catalogue.entries() for defence in entry.technique.defences}
+    assert table["defences"].keys() == named & {one.defence for one in MUTATIONS}
+    known = {entry.id for entry in catalogue.entries()}
+    noticed = {name for row in table["defences"].values() for name in row["noticed"]}
+    assert noticed <= known
+    assert [defence for defence, row in table["defences"].items() if not row["noticed"] and not row.get("reason")] == []
+    assert sum(bool(row["noticed"]) for row in table["defences"].values()) >= 12
+    assert not any(row.get("fault") for row in table["defences"].values())
