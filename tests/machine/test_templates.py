@@ -18,10 +18,11 @@ import pytest
 import uvloop
 
 from space.config.settings import Settings
+from space.core.wire import files
 from space.model.errors import BuildFailed, Conflict, NotFound
 from space.model.ids import new_sandbox_id
 from space.rpc import node_api as api
-from space.rpc.session import Data, Session
+from space.rpc.session import Data, Message, Session
 from space.setup import apt
 from space.testing.bareinstance import BESIDE_NODE, BareInstance, bare_instance
 
@@ -312,3 +313,43 @@ def test_build_ends_warm_and_a_sandbox_of_it_is_a_clone_whose_start_command_runs
         assert await output(session, sandbox, "sh", "-c", "cat /tmp/restored; cat /proc/$(cat /tmp/begun)/comm") == "restored\nsleep\n"
 
     run(keeping, work)
+
+
+SLOW = """
+version = 1
+name = "slow"
+start = "sleep 5; exec python3 -m http.server 8000"
+[base]
+template = "base"
+[ready]
+run = ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/8000"]
+"""
+
+
+@pytest.mark.timeout(200)
+def test_who_connects_to_a_sandbox_that_booted_waits_until_what_it_starts_is_ready(bare: BareInstance) -> None:
+    """As in a clone, where it is ready from the beginning; and a port that nothing listens on is told at once after that."""
+
+    async def work(session: Session) -> None:
+        built, _, said = await build(session, api.TemplateBuild("acme", SLOW), context())
+        print(said.decode())
+        sandbox = await create(session, built.digest, {})
+
+        async def connected(port: int) -> float:
+            began = time.monotonic()
+            request = api.Forward(sandbox, msgspec.msgpack.encode(files.Connect(port)))
+            async with await session.open("connect", request) as stream:
+                first = await anext(aiter(stream))
+                assert isinstance(first, Message), first
+            return time.monotonic() - began
+
+        waited = await connected(8000)
+        print(f"it was open after {waited:.1f} s")
+        with pytest.raises(NotFound):
+            await connected(9)
+        assert await connected(8000) < waited
+        listed = msgspec.msgpack.decode(await session.call("processes", api.Target(sandbox)), type=api.ProcessList).processes
+        assert len(listed) == 1, "the start command, and none of the checks"
+        await session.call("delete", api.Target(sandbox))
+
+    run(bare, work)

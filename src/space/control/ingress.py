@@ -233,7 +233,7 @@ async def _word(wire: Wire) -> tuple[api.Resolve | api.Api, bytes]:
 
 
 async def _connected(stream: Stream) -> None:
-    async with asyncio.timeout(limits.CALL_SECONDS):
+    async with asyncio.timeout(limits.PORT_SECONDS):
         event = await anext(aiter(stream), None)
     if not isinstance(event, Message):
         raise ProtocolError("the node ended the connection's stream before it stood")

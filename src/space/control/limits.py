@@ -72,6 +72,7 @@ NODE_BACK_SECONDS: Final = 30.0
 END_ALL_SECONDS: Final = 40.0
 DELETE_SECONDS: Final = 30.0
 CALL_SECONDS: Final = 30.0
+PORT_SECONDS: Final = 150.0  # until a port answers: what its template starts may have to become ready first
 RETENTION_SECONDS: Final = 3600
 # Ended sandboxes that are kept for a tenant, the latest: a client that fails in a loop must not fill the store.
 ENDED_PER_TENANT: Final = 1000

@@ -60,10 +60,10 @@ class PortAnswer:
 
 async def _connected(stream: Stream) -> None:
     try:
-        async with asyncio.timeout(limits.CALL_SECONDS):
+        async with asyncio.timeout(limits.PORT_SECONDS):
             event = await anext(aiter(stream), None)
     except TimeoutError:
-        raise DeadlineExceeded(f"the port did not answer within {limits.CALL_SECONDS:g} s") from None
+        raise DeadlineExceeded(f"the port did not answer within {limits.PORT_SECONDS:g} s") from None
     if not isinstance(event, Message):
         raise ProtocolError("the node ended the connection's stream before it stood")
     expect(guest.Connected, event.payload)

@@ -192,9 +192,9 @@ class Guest:
             )
         return await (await self._peer()).open("launch" if asked.stays else "exec", payload, hold=True)
 
-    async def open_warm_up(self, argv: list[bytes], user: str | None) -> Stream:
-        """The stream of a command that nobody keeps, in a guest that was imprinted and is nobody's yet."""
-        request = wire.Exec(argv=argv, cwd=b"/", env=[], user=user, timeout_ms=10_000, stdin=False, pty=None, keep=None)
+    async def open_unkept(self, argv: list[bytes], user: str | None, *, cwd: bytes | None = b"/", seconds: float = 10.0) -> Stream:
+        """The stream of a command of our own, which nobody keeps and no list has."""
+        request = wire.Exec(argv=argv, cwd=cwd, env=[], user=user, timeout_ms=int(seconds * 1000), stdin=False, pty=None, keep=None)
         return await (await self._peer()).open("exec", request, finish=True)
 
     async def open_attach(self, process: str, stdout: int, stderr: int) -> Stream:

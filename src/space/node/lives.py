@@ -70,6 +70,7 @@ class Lives:
         self._was_running = False
         self._adopting = False
         self.booted = False  # from its disk, and what its template starts has not been started yet
+        self.becoming: asyncio.Task[None] | None = None  # what its template starts is not known to be ready before that is over
 
     # -- the first life ------------------------------------------------------------------------------------------
 

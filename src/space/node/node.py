@@ -25,7 +25,7 @@ from space.model.ids import new_snapshot_id, sandbox_id, template_name, tenant_i
 from space.model.isolation import isolation
 from space.model.rootd import SandboxOp
 from space.model.sandbox import DEFAULT_DISK_MIB, DEFAULT_TEMPLATE, MIB, Phase
-from space.node import builder, limits, probe
+from space.node import becoming, builder, limits, probe
 from space.node.builder import Builds
 from space.node.bundles import Bundles
 from space.node.guest import environment_fits
@@ -318,6 +318,8 @@ class Node:
             manifest = self._store.template_by_digest(sandbox.record.digest)
             if manifest.start:
                 self._start_command(sandbox, manifest)
+                if manifest.ready:
+                    becoming.begin(sandbox, manifest)
 
     @staticmethod
     def _start_command(sandbox: Sandbox, manifest: TemplateManifest) -> None:

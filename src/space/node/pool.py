@@ -205,7 +205,7 @@ async def _rehearse(machine: Machine, guest: Guest, name: str) -> None:
 async def _first_command(guest: Guest, user: str | None) -> None:
     """What a command needs of the guest's disk and of the translator is there then."""
     with suppress(SpaceError):  # it may have no shell, or no such account
-        stream = await guest.open_warm_up([b"/bin/sh", b"-c", b":"], user)
+        stream = await guest.open_unkept([b"/bin/sh", b"-c", b":"], user)
         async with stream:
             async for _ in stream:
                 pass

@@ -10,6 +10,7 @@ import msgspec
 
 from space.model.errors import SpaceError, Unsupported
 from space.model.sandbox import Phase
+from space.node import becoming
 from space.node.credentials import CredentialVerbs, NodesHouse
 from space.node.egress_verbs import EgressVerbs
 from space.node.guest import FED
@@ -123,6 +124,8 @@ class Verbs:
     async def _forward(self, stream: Stream, verb: str, request: bytes) -> None:
         asked = decode(api.Forward, request)
         sandbox = self._node.find(api.Target(asked.sandbox))
+        if verb == "connect":
+            await becoming.waited(sandbox)
         opening = sandbox.guest().open_forwarded(verb, asked.request)
         await self._pass(stream, sandbox, opening, FORWARDED[verb], feed=verb in FED)
 

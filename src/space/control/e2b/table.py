@@ -66,7 +66,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "GET /templates/{id}/files/{hash}", "PUT /templates/{id}/files/{hash}",
         partly="images are those that the setting `e2b_images` maps to templates (Debian 12 and Python 3.11 are the base template); "
         "nothing leaves a builder, so what a step installs comes by COPY; archives of 512 MiB at most; a sandbox of a size that is not kept"
-        " warm boots, and does not wait until its start command is ready",
+        " warm boots: who connects to a port of it waits until its start command is ready",
     ),
     _one(_T, "private registries", no="no image registry is asked"),
     _one(

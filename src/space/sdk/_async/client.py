@@ -26,7 +26,7 @@ from space.sdk.endpoint import Endpoint, resolve
 from space.sdk.eventlog import EventGap, EventLog
 from space.sdk.request import query, segment
 from space.sdk.retry import wait_before
-from space.sdk.sockets import Dial
+from space.sdk.sockets import OPEN_SECONDS, Dial
 
 from ._socket import WebSocket
 from ._wait import sleep
@@ -319,12 +319,16 @@ class AsyncClient(AsyncClientPolicies, AsyncClientCredentials, AsyncClientTempla
         if rest:
             raise StreamCut("the server's answer ended within a line", request_id=response.headers.get("x-request-id"))
 
-    async def socket(self, path: str, *, params: Mapping[str, str] | None = None, subprotocol: str | None = None) -> WebSocket:
-        """A WebSocket connection. The server's errors before the upgrade are raised as their classes."""
+    async def socket(
+        self, path: str, *, params: Mapping[str, str] | None = None, subprotocol: str | None = None, seconds: float = OPEN_SECONDS
+    ) -> WebSocket:
+        """A WebSocket connection, within so many seconds. The server's errors before the upgrade are raised as their classes."""
         self._check_open()
         if self.endpoint.is_tls and self._tls is None:
             self._tls = httpx.create_ssl_context()  # the authorities that requests trust
-        return await WebSocket.open(self.endpoint, path, params or {}, dial=self._dial, tls=self._tls, subprotocol=subprotocol)
+        return await WebSocket.open(
+            self.endpoint, path, params or {}, dial=self._dial, tls=self._tls, subprotocol=subprotocol, seconds=seconds
+        )
 
 
 async def abandon(client: AsyncClient, spec: Mapping[str, Any], headers: Mapping[str, str]) -> None:

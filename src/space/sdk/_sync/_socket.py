@@ -45,6 +45,7 @@ class WebSocket:
         dial: Dial | None,
         tls: ssl.SSLContext | None,
         subprotocol: str | None = None,
+        seconds: float = OPEN_SECONDS,
     ) -> WebSocket:
         """A connection. Before the upgrade the server's problems are raised as their classes; ConnectionFailed when there is no server."""
         from websockets.sync.client import connect
@@ -56,7 +57,7 @@ class WebSocket:
                 ping_interval=PING_SECONDS,
                 # A pong cannot be read behind messages that wait for their reader; `receive` looks whether the server is there.
                 ping_timeout=None,
-                open_timeout=OPEN_SECONDS,
+                open_timeout=seconds,
                 close_timeout=CLOSE_SECONDS,
                 max_queue=QUEUED,
                 logger=QUIET,

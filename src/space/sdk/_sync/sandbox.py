@@ -60,6 +60,7 @@ from .terminal import Terminal
 
 CREATE_SECONDS = 330.0  # a cold boot in a queue of boots; the server gives up after 300 s
 SETTLE_SECONDS = 0.2
+PORT_SECONDS = 160.0  # in a sandbox that booted a port may have to become ready; the server gives up after 150 s
 TREE_SECONDS = 150.0  # between two pieces of a tree; the server gives up after 120 s
 
 
@@ -393,7 +394,7 @@ class Sandbox(SandboxEgress, SandboxCredentials, SandboxLives, SandboxCode, Sand
     def connect_port(self, port: int) -> Connection:
         """A connection to what listens on this port of the sandbox's 127.0.0.1 or ::1. NotFound when nothing does."""
         checked_port(port)
-        return Connection(self._client.socket(f"{self._path}/ports/{port}"))
+        return Connection(self._client.socket(f"{self._path}/ports/{port}", seconds=PORT_SECONDS))
 
     def forward(self, local: int, remote: int, *, host: str = "127.0.0.1") -> Forward:
         """Let a port of this machine lead to a port in the sandbox, while the block lasts. local: 0 takes a free one.
