@@ -106,8 +106,11 @@ class Templates:
     async def tag(self, tenant: str, name: str, tag: str, digest: str) -> TemplateInfo:
         """Let a tag lead to one of the tenant's templates."""
         await self.check_name(name)
-        found = next((each for each in await self.there(tenant) if each.digest == digest and each.tenant), None)
+        there = await self.there(tenant)
+        found = next((each for each in there if each.digest == digest and each.tenant), None)
         if found is None:
+            if shipped := next((each for each in there if each.digest == digest), None):
+                raise Conflict(f"template {shipped.name} is shipped, and has no tags", hint="a recipe that stands on it is yours to tag")
             raise NotFound(f"there is no template with digest {digest[:64]}", hint="GET /v1/templates lists them")
         await self._point(tenant, name, tag, digest)
         return self._info(tenant, found)

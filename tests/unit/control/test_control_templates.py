@@ -106,6 +106,12 @@ async def test_another_tenant_sees_nothing_of_it(world: World) -> None:
             assert (await other.request(method, path)).status_code == 404, path
         tagged = await other.put("/v1/templates/theirs/tags/latest", json={"digest": done["digest"]})
         assert tagged.status_code == 404
+        shipped = next(each for each in (await world.client.get("/v1/templates")).json()["templates"] if each["shipped"])
+        tagged = await world.client.put("/v1/templates/mine/tags/latest", json={"digest": shipped["digest"]})
+        assert (tagged.status_code, "is shipped, and has no tags" in tagged.json()["title"] + tagged.json().get("detail", "")) == (
+            409,
+            True,
+        )
         assert (await other.post("/v1/sandboxes", json={"template": "mine"})).status_code == 404
         assert (await other.post("/v1/prune", json={})).status_code == 403
         mine = await built(other)
