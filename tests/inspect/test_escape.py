@@ -53,7 +53,7 @@ def test_an_attacker_that_gets_through_is_scored_so(ground: Any, tmp_path: Path,
 
     (weak,) = [one for one in MUTATIONS if one.name == "any-method"]
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:  # services with other uids read it
-        monkeypatch.setattr(ground, "runtime", Runtime(environment(Path(folder), weak), dev=True))
+        monkeypatch.setattr(ground, "runtime", Runtime(environment(Path(folder), weak, served=True), dev=True))
         log = _evaluated(tmp_path, "space_script/publish", goal="callback", policy="narrow")
     assert _scores(log)["reached"] == 1, log.samples[0].scores
 

@@ -35,15 +35,23 @@ class Outcome:
     seconds: float
 
 
-def environment(folder: Path, mutation: Mutation) -> Path:
-    """The interpreter of a throw-away environment in which that defence is weak: what it needs, this checkout, and the hook."""
+def environment(folder: Path, mutation: Mutation, *, served: bool = False) -> Path:
+    """The interpreter of a throw-away environment in which that defence is weak: what it needs, this checkout, and the hook.
+
+    served: services run from it, under uids that may not look into the checkout; so it has a copy of its own.
+    """
     real = Path(sys.executable).resolve()
     packages = folder / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
     packages.mkdir(parents=True)
     (folder / "bin").mkdir()
     (folder / "bin/python").symlink_to(real)
     (folder / "pyvenv.cfg").write_text(f"home = {real.parent}\ninclude-system-site-packages = false\n")
-    found = [ROOT / "src", *(Path(path) for path in sys.path if path.endswith("site-packages"))]
+    source = ROOT / "src"
+    if served:
+        source = shutil.copytree(source, folder / "source", ignore=shutil.ignore_patterns("__pycache__"))
+        for path in (source, *source.rglob("*")):  # whatever its mode is in the checkout
+            path.chmod(0o755 if path.is_dir() else 0o644)
+    found = [source, *(Path(path) for path in sys.path if path.endswith("site-packages"))]
     (packages / "tests.pth").write_text("".join(f"{path}\n" for path in found) + "import mutation_hook\n")
     shutil.copy(HOOK, packages)
     (packages / "mutation.json").write_text(json.dumps(asdict(mutation)))

@@ -61,7 +61,7 @@ class Instance:
 
     def __init__(self, stack: ExitStack, mutation: Mutation) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mutation-")))
-        python = environment(folder, mutation)
+        python = environment(folder, mutation, served=True)
         self.packages = next(folder.glob("lib/*/site-packages"))
         self.place: Place = stack.enter_context(ground())
         self.server = Server(Runtime(python, dev=True), folder / "serve.log", self.place.settings)
