@@ -64,9 +64,9 @@ def _grants(path: Path) -> Iterator[range]:
 
 
 def _ids(entry: Path) -> set[int]:
-    """Every uid and gid that a process has; none of a zombie, which some containers' init never reaps."""
+    """Every uid and gid that a process has; none of a zombie, which some containers' init never reaps, unless other threads of it live."""
     with suppress(OSError):
         lines = dict(line.split(":", 1) for line in (entry / "status").read_text().splitlines() if ":" in line)
-        if lines["State"].split()[0] not in "ZX":
+        if lines["State"].split()[0] not in "ZX" or int(lines["Threads"]) > 1:
             return {int(number) for name in ("Uid", "Gid") for number in lines[name].split()}
     return set()

@@ -221,7 +221,8 @@ class Tree:
         unified = self.hierarchies.unified / self.name if self.hierarchies.unified else None
         if unified is not None and (unified / "cgroup.kill").exists():
             (unified / "cgroup.kill").write_text("1")
-            return
+            if not any(map(namespaces.is_headless, self.pids())):
+                return
         self._freeze(frozen=True)  # so that nothing forks away while it is being killed
         try:
             for pid in self.pids():

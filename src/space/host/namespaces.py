@@ -120,13 +120,29 @@ def _control() -> Iterator[socket.socket]:
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot: with the pid, its name. None when it is gone or a zombie."""
+    """When a process started, in clock ticks since boot: with the pid, its name. None when it is gone or a zombie.
+
+    One whose first thread has ended is shown as a zombie while its other threads run, and lives: whoever took it could end that thread.
+    """
+    fields = _stat(pid)
+    return None if fields is None or (fields[0] in "ZX" and int(fields[17]) <= 1) else int(fields[19])
+
+
+def is_headless(pid: int) -> bool:
+    """Whether its first thread has ended, and others have not. A signal to that thread, as cgroup.kill sends it, is heard by nobody then;
+    one to the process is.
+    """
+    fields = _stat(pid)
+    return fields is not None and fields[0] in "ZX" and int(fields[17]) > 1
+
+
+def _stat(pid: int) -> list[str] | None:
+    """What the kernel tells of a process behind its name; None when it is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = stat[stat.rindex(")") + 2 :].split()
-    return None if fields[0] in "ZX" else int(fields[19])
+    return stat[stat.rindex(")") + 2 :].split()
 
 
 def open_process(pid: int, started: int) -> int | None:

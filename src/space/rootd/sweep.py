@@ -83,8 +83,10 @@ def _end_processes(instance: Instance, tree: cgroups.Tree) -> None:
 
 
 def _has_our_root(entry: Path) -> bool:
-    with suppress(PermissionError):
-        return os.path.samestat((entry / "root").stat(), os.stat("/"))  # noqa: PTH116 (like the one beside it)
+    """Whether any thread has: one that has ended shows none, and it may have been the first."""
+    for thread in _entries(entry / "task"):
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            return os.path.samestat((thread / "root").stat(), os.stat("/"))  # noqa: PTH116 (like the one beside it)
     return False
 
 
