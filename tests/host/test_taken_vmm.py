@@ -7,8 +7,8 @@ from pathlib import Path
 
 from space.config import blocks
 from space.host import namespaces
-from space.rpc.rootd_client import SandboxOnHost
 from space.rootd.sweep import sweep
+from space.rpc.rootd_client import SandboxOnHost
 from space.testing.roothost import WORD, RootHost
 from space.testing.takenvmm import taken
 
