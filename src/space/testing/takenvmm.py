@@ -3,8 +3,8 @@
     with taken(pid) as vmm:
         vmm.call("socket", AF_INET, SOCK_STREAM, 0)     # made by the VMM's own main thread, under all that confines it
 
-The test is root and traces the thread: it sets the registers and steps over one `syscall` instruction of the VMM's own library. So identity,
-namespaces, root, limits and the seccomp filters are the real ones, and nothing of the product knows of this module. x86-64 only.
+The test is root and traces the thread: it sets the registers and steps over one `syscall` instruction of the VMM's own library. So
+identity, namespaces, root, limits and the seccomp filters are the real ones, and nothing of the product knows of this module. x86-64 only.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _GIVEN = ("rdi", "rsi", "rdx", "r10", "r8", "r9")
 NUMBERS = {
     "read": 0, "write": 1, "open": 2, "close": 3, "mmap": 9, "mprotect": 10, "ioctl": 16, "shmget": 29, "shmat": 30, "dup": 32,
     "getpid": 39, "socket": 41, "connect": 42, "sendto": 44, "recvfrom": 45, "bind": 49, "listen": 50, "socketpair": 53, "setsockopt": 54,
-    "clone": 56, "fork": 57, "vfork": 58, "execve": 59, "exit": 60, "kill": 62, "msgget": 68, "fcntl": 72, "chdir": 80, "mkdir": 83, "creat": 85,
-    "link": 86, "unlink": 87, "symlink": 88, "chmod": 90, "ptrace": 101, "setuid": 105, "setpgid": 109, "setresuid": 117, "setgroups": 116,
-    "mknod": 133, "personality": 135, "setpriority": 141, "sched_setscheduler": 144, "pivot_root": 155, "prctl": 157, "setrlimit": 160,
-    "chroot": 161, "acct": 163, "mount": 165, "umount2": 166, "swapon": 167, "reboot": 169, "sethostname": 170, "iopl": 172, "ioperm": 173,
-    "init_module": 175, "quotactl": 179, "tkill": 200, "settimeofday": 164, "clock_settime": 227, "kexec_load": 246, "add_key": 248,
-    "request_key": 249, "keyctl": 250, "inotify_init1": 294, "openat": 257, "mkdirat": 258, "unshare": 272, "perf_event_open": 298,
-    "fanotify_init": 300, "name_to_handle_at": 303, "open_by_handle_at": 304, "setns": 308, "process_vm_readv": 310,
-    "process_vm_writev": 311, "kcmp": 312, "finit_module": 313, "seccomp": 317, "memfd_create": 319, "kexec_file_load": 320, "bpf": 321,
-    "execveat": 322, "userfaultfd": 323, "pidfd_send_signal": 424, "io_uring_setup": 425, "open_tree": 428, "move_mount": 429, "fsopen": 430,
-    "fsmount": 432, "clone3": 435, "pidfd_open": 434, "openat2": 437, "pidfd_getfd": 438, "mount_setattr": 442, "landlock_create_ruleset": 444,
-    "memfd_secret": 447,
+    "clone": 56, "fork": 57, "vfork": 58, "execve": 59, "exit": 60, "kill": 62, "msgget": 68, "fcntl": 72, "chdir": 80, "mkdir": 83,
+    "creat": 85, "link": 86, "unlink": 87, "symlink": 88, "chmod": 90, "ptrace": 101, "setuid": 105, "setpgid": 109, "setresuid": 117,
+    "setgroups": 116, "mknod": 133, "personality": 135, "setpriority": 141, "sched_setscheduler": 144, "pivot_root": 155, "prctl": 157,
+    "setrlimit": 160, "chroot": 161, "acct": 163, "mount": 165, "umount2": 166, "swapon": 167, "reboot": 169, "sethostname": 170,
+    "iopl": 172, "ioperm": 173, "init_module": 175, "quotactl": 179, "tkill": 200, "settimeofday": 164, "clock_settime": 227,
+    "kexec_load": 246, "add_key": 248, "request_key": 249, "keyctl": 250, "inotify_init1": 294, "openat": 257, "mkdirat": 258,
+    "unshare": 272, "perf_event_open": 298, "fanotify_init": 300, "name_to_handle_at": 303, "open_by_handle_at": 304, "setns": 308,
+    "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "finit_module": 313, "seccomp": 317, "memfd_create": 319,
+    "kexec_file_load": 320, "bpf": 321, "execveat": 322, "userfaultfd": 323, "pidfd_send_signal": 424, "io_uring_setup": 425,
+    "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsmount": 432, "clone3": 435, "pidfd_open": 434, "openat2": 437,
+    "pidfd_getfd": 438, "mount_setattr": 442, "landlock_create_ruleset": 444, "memfd_secret": 447,
 }
 # fmt: on
 
