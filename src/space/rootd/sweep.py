@@ -77,14 +77,12 @@ def _end_processes(instance: Instance, tree: cgroups.Tree) -> None:
     for entry in _entries(Path("/proc")):
         with suppress(FileNotFoundError, ProcessLookupError):
             if entry.name.isdigit() and entry.stat().st_uid in instance.uid_range and _has_our_root(entry):
-                started = namespaces.start_time(int(entry.name))
-                if started is not None:
+                if (started := namespaces.start_time(int(entry.name))) is not None:
                     _kill(int(entry.name), started)
 
 
 def _has_our_root(entry: Path) -> bool:
-    """Whether any thread has: one that has ended shows none, and it may have been the first."""
-    for thread in _entries(entry / "task"):
+    for thread in _entries(entry / "task"):  # one that has ended shows none, and it may have been the first
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             return os.path.samestat((thread / "root").stat(), os.stat("/"))  # noqa: PTH116 (like the one beside it)
     return False
