@@ -76,9 +76,9 @@ def _end_processes(instance: Instance, tree: cgroups.Tree) -> None:
         raise OSError(f"processes {sorted(stuck)} of {tree.name} do not end")
     for entry in _entries(Path("/proc")):
         with suppress(FileNotFoundError, ProcessLookupError):
-            if entry.name.isdigit() and entry.stat().st_uid in instance.uid_range and _has_our_root(entry):
-                if (started := namespaces.start_time(int(entry.name))) is not None:
-                    _kill(int(entry.name), started)
+            mine = entry.name.isdigit() and entry.stat().st_uid in instance.uid_range and _has_our_root(entry)
+            if mine and (started := namespaces.start_time(int(entry.name))) is not None:
+                _kill(int(entry.name), started)
 
 
 def _has_our_root(entry: Path) -> bool:
